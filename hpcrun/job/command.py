@@ -123,6 +123,8 @@ _STARTS_RANKS = re.compile(
     r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
     rf"|-[a-zA-Z]*m ?({_MODULES})"
 )
+# A command that does not run the program whose name it gets, such as `pip show deepspeed`.
+_NAMES_ONLY = re.compile(r"(?:^|[\s/])(?:pip[\d.]*|install|which|command|type|echo|module)(?:\s|$)")
 # The words after a script or a module are its own, such as `--strategy deepspeed`.
 _SCRIPT = re.compile(rf"\S+\.(?:py|sh)\b|(?<=-m )(?!{_MODULES})\S+")
 
@@ -136,7 +138,8 @@ def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None
     for line in lines:
         for part in re.split(r"[;&|]+", re.split(r"(?:^|\s)#", line)[0]):
             words = _SCRIPT.split(part)[0]
-            if found := _STARTS_RANKS.search(words):
+            found = _STARTS_RANKS.search(words)
+            if found and not _NAMES_ONLY.search(words[: found.start()]):
                 return found[1] or f"python -m {found[2]}", words
     return None
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,14 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job import policy as exitcodes
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
-from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
-from hpcrun.job.history import asked_to_end, asked_to_requeue, last_committed, successor
+from hpcrun.job.finalize import Classification, finalize, write_result
+from hpcrun.job.history import (
+    all_histories,
+    asked_to_end,
+    asked_to_requeue,
+    last_committed,
+    successor,
+)
 from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Clock, Decision
 from hpcrun.job.requeue import (
@@ -34,7 +39,7 @@ from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, r
 from hpcrun.job.srun import BatchJob, RanksEnd, step_name
 from hpcrun.job.step_process import arrived_signals, was_upgraded
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events, record_event
 from hpcrun.run.files import read_json
 
 if TYPE_CHECKING:
@@ -125,13 +130,13 @@ def finalize_attempt(
     return EndedAttempt(classification, config, sender)
 
 
-def recorded_end(run: RunDirectory, belongs: Callable[[Attempt], bool]) -> EndedAttempt | None:
-    """Return the newest recorded end of an attempt that ``belongs``, without its diagnosis, or None."""
+def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
+    """Return the newest recorded end in the start of the job of ``attempt``, without its diagnosis."""
     try:
         events = [
             one
             for one in read_events(run)
-            if one.what == "ended" and one.attempt and belongs(one.attempt)
+            if one.what == "ended" and one.attempt and one.attempt.is_of_start(attempt)
         ]
         if not events:
             return None
@@ -180,23 +185,18 @@ def conclude(
     lost_step = nodes is not None and nodes.has_lost_step
     if ranks.killed and not lost_step:
         # Ranks that survive their srun would write after the recorded end.
-        in_place.kill_srun(run, attempt)
         alive = in_place.end_step(attempt, step_name(attempt))
     until = latest(job.end_time, clock)
     launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
     if attempt.in_place and not launched:
-        before = recorded_end(run, attempt.is_of_start)
+        before = _recorded_end(run, attempt)
         if before is not None:
             # Slurm starts no step, too few nodes are left, or the set-up does not work twice. That is no
             # failure of the run.
             _say(f"{attempt.owner} could not start its ranks")
             return _NextStart(run, attempt, before, until, own_script, clock).requeue()
     try:
-        known = recorded_end(run, lambda one: one == attempt) if ranks.left else None
-        ended = known or _finalized(run, attempt, ranks, clock)
-        if known and not known.classification.decision.restart and not run.result.exists():
-            # The batch step was killed between the record and the result.
-            conclude_run(run, known.classification)
+        ended = _finalized(run, attempt, ranks, clock)
     except RunTakenOver as other:
         _say(str(other))
         return Conclusion(other.code)
@@ -212,6 +212,32 @@ def conclude(
         # Slurm ends the sender with this script; the next attempt then sends again.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
     return again
+
+
+def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) -> int:
+    """Requeue a job whose batch step was killed, and return the exit code. Slurm ends ranks that still run.
+
+    Raises:
+        OSError: the run directory cannot be read or written.
+    """
+    why = "the batch step was killed"
+    _say(f"{why}; its job starts again")
+    for lost in all_histories(read_events(run)):
+        if lost.cause is None:
+            # Each such end uses the budget for node failures.
+            record_event(
+                run,
+                "ended",
+                attempt=lost.attempt,
+                cause=Cause.NODE_FAILURE.value,
+                step=lost.committed,
+                reason=why,
+                restart_allowed=True,
+            )
+    found = Classification(Cause.NODE_FAILURE, None, why, Decision(True, why), None)
+    ended, clock = EndedAttempt(found, load_resolved(run.config)), Clock()
+    until = latest(job.end_time, clock)
+    return _NextStart(run, job.attempt, ended, until, own_script, clock).requeue().code
 
 
 def _finalized(run: RunDirectory, attempt: Attempt, ranks: RanksEnd, clock: Clock) -> EndedAttempt:

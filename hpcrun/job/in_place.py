@@ -4,20 +4,16 @@ A new step needs no queue and no requeue delay. It is possible while the job run
 enough of the time limit is left.
 """
 
-import os
 import re
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
 from hpcrun.job.policy import Clock
 from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
-from hpcrun.job.srun import output_option
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
@@ -148,22 +144,6 @@ def dead_nodes(hosts: Sequence[str]) -> list[str]:
         for node, state in states.items()
         if state.upper().startswith(_DEAD) or state.endswith("*")
     ]
-
-
-def kill_srun(run: RunDirectory, attempt: Attempt) -> None:
-    """Kill the srun of ``attempt``, and the shell that has started it or will do so.
-
-    They outlive a killed batch step, and would take the resources from the next step.
-    """
-    option = os.fsencode(output_option(run, attempt))
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            mine = folder.stat().st_uid == os.geteuid()
-            if mine and option in (folder / "cmdline").read_bytes():
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:
-            # It has ended.
-            continue
 
 
 def end_step(attempt: Attempt, name: str) -> str | None:

@@ -21,12 +21,11 @@ from typing import Any
 
 from hpcrun.config import Watch, load_resolved, masked
 from hpcrun.errors import UserError
-from hpcrun.job.scheduler_view import batch_log
-from hpcrun.printing import escaped, logged, say
+from hpcrun.printing import escaped, say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import node_name, read_failures
+from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, Cause, Event, read_events
-from hpcrun.run.files import end_of, finite, parse_line, read_json
+from hpcrun.run.files import read_json
 from hpcrun.run.sweep_file import is_element, read_sweep
 from hpcrun.slurm.launch import jobs
 
@@ -79,19 +78,13 @@ def due(events: Sequence[Event]) -> Due | None:
     return Due(str(end.fields[KEY]), end.attempt, end)
 
 
-LINES, LINE_CHARACTERS = 20, 300
-"""The most lines of the log in a message, and characters of a line."""
+_LINES, _LINE_CHARACTERS = 20, 300
 _REASON_CHARACTERS = 1000
-_LOG_END = 1 << 16
-"""Bytes that are read from the end of a file."""
-_VARIABLES = (
-    *("run", "name", "event", "cause", "reason", "step", "loss", "job", "cluster", "host", "time"),
-    "text",
-)
+_VARIABLES = ("run", "name", "event", "cause", "reason", "step", "job", "host", "time", "text")
 
 
 def message(run: RunDirectory, due: Due) -> dict[str, Any]:
-    """Return the message as data for JSON; fields from unreadable files are empty."""
+    """Return the message as data for JSON."""
     event = due.event
     reason, decision = (
         escaped(str(event.fields.get(key) or ""))[:_REASON_CHARACTERS]
@@ -107,14 +100,11 @@ def message(run: RunDirectory, due: Due) -> dict[str, Any]:
         "reason": reason,
         "decision": decision,
         "step": event.step,
-        "loss": _last_loss(run),
         "job": due.attempt.job,
         "restart": due.attempt.restart,
         "in_place": due.attempt.in_place,
-        "cluster": os.environ.get("SLURM_CLUSTER_NAME"),
         "host": str(event.fields.get("host") or node_name()),
         "time": round(event.time, 3),
-        "lines": _last_lines(run, due.attempt),
         "text": f"{run.name}: {due.name}{step}{': ' if reason else ''}{reason}",
     }
 
@@ -151,48 +141,21 @@ def sweep_message(run: RunDirectory, due: Due) -> dict[str, Any] | None:
         return None
     tally = ", ".join(f"{number} {word}" for word, number in counts.most_common())
     lines = [
-        escaped(f"{one.name}: {word}: {results[one].get('reason') or ''}")[:LINE_CHARACTERS]
+        escaped(f"{one.name}: {word}: {results[one].get('reason') or ''}")[:_LINE_CHARACTERS]
         for one, word in words.items()
         if word != "finished"
     ]
     return {
         **message(run, due),
         **dict.fromkeys(("cause", "reason", "decision"), ""),
-        **dict.fromkeys(("step", "loss")),
+        "step": None,
         "id": f"{folder.name}/{digest}/{event}",
         "event": event,
         "name": folder.name,
         "run": str(folder),
-        "lines": lines[:LINES],
+        "lines": lines[:_LINES],
         "text": f"{folder.name}: {event}: {len(words)} runs: {tally}",
     }
-
-
-def _last_lines(run: RunDirectory, attempt: Attempt) -> list[str]:
-    """Return the end of the log of the rank that failed first, else of rank 0, else of the batch script."""
-    folder = run.attempt_logs(attempt)
-    try:
-        failed = [failure.rank for failure in read_failures(folder)]
-        logs = [folder / f"rank-{rank:05d}.log" for rank in (*failed[:1], 0)]
-        logs += sorted(folder.glob("*.log"))
-    except OSError:
-        logs = []
-    found = next((lines for path in logs if (lines := _shown(end_of(path, _LOG_END)))), None)
-    return found or _shown(batch_log(run, attempt).encode()[-_LOG_END:])
-
-
-def _shown(raw: bytes) -> list[str]:
-    lines = [logged(line) for line in raw.split(b"\n") if line.strip()]
-    return [line[:LINE_CHARACTERS] for line in lines[-LINES:]]
-
-
-def _last_loss(run: RunDirectory) -> float | None:
-    for line in reversed(end_of(run.metrics, _LOG_END).split(b"\n")):
-        found = parse_line(line) if line else None
-        if found is not None and isinstance(found.get("loss"), int | float):
-            loss = finite(found["loss"])
-            return None if loss is None else float(loss)
-    return None
 
 
 # Seconds.

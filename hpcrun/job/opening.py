@@ -1,13 +1,6 @@
-"""The beginning of an attempt: close the previous attempt, ask the policy, and take ownership.
-
-sbatch passes the environment of its caller on. Inside another job this environment contains options that srun
-would obey, for example a request for GPUs in a job that has none. Slurm sets most variables again for each
-job, but the variable of an option only if the option was given. So the controller is asked for the options of
-this job.
-"""
+"""The beginning of an attempt: close the previous attempt, ask the policy, and take ownership."""
 
 import os
-import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -172,90 +165,35 @@ _NEVER = ("SLURM_STEP", "SLURM_MEM_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV")
 # A person may set these two for srun. In a task Slurm sets them together with a variable that ends in _TYPE.
 _BINDINGS = ("SLURM_CPU_BIND", "SLURM_MEM_BIND")
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
-# Only a task of srun has these.
-_OF_A_TASK = frozenset(
-    {"SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT"}
-)
-_TASKS = frozenset({"SLURM_NTASKS", "SLURM_NPROCS"})
-# Slurm sets these for every batch script, independent of its options.
-_OF_A_JOB = re.compile(
-    r"SLURM_(?:CONF|CLUSTER_NAME|JOBID|JOB_\w+|NNODES|NODELIST|NODEID|PROCID|LOCALID|GTIDS|NODE_ALIASES"
-    r"|TASKS_PER_NODE|CPUS_ON_NODE|GPUS_ON_NODE|SUBMIT_\w+|TASK_PID|TOPOLOGY_\w+|RESTART_COUNT"
-    r"|ARRAY_\w+|HET_\w+|PRIO_PROCESS|WORKING_CLUSTER|SCRIPT_CONTEXT|OOM_KILL_STEP|PROTOCOL_VERSION)"
-)
-
-
-def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without the variables of another job.
-
-    Args:
-        environ: the environment of the batch script.
-        job: the fields of ``scontrol show job``; empty if no controller answers; then only variables
-            that no batch script has are dropped.
-    """
-    own = {
-        name: value
-        for name, value in environ.items()
-        if name not in _RANK and (not name.startswith(_NEVER) or _is_own_binding(name, environ))
-    }
-    if not job:
-        return own
-    stale = {name for name, value in own.items() if _is_stale(name, value, job)}
-    if stale - _TASKS or not _OF_A_TASK.isdisjoint(environ):
-        stale |= {name for name in own if _is_an_option(name) and name not in _SHOWN}
-    else:
-        stale = set()
-    for name in stale:
-        del own[name]
-    cores = job.get("CPUs/Task", "")
-    if "SLURM_CPUS_PER_TASK" in stale and cores.isdecimal() and cores != "1":
-        # Slurm allocates more cores than requested if a task needs the memory of these cores.
-        own["SLURM_CPUS_PER_TASK"] = cores
-    if job.get("Restarts", "").isdecimal() and ("SLURM_RESTART_COUNT" in own):
-        own["SLURM_RESTART_COUNT"] = job["Restarts"]
-    return own
-
-
-def _is_own_binding(name: str, environ: Mapping[str, str]) -> bool:
-    """Return True if a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
-    inherited = f"{name}_TYPE" in environ or not _OF_A_TASK.isdisjoint(environ)
-    return name in _BINDINGS and not inherited
-
-
-def _is_an_option(name: str) -> bool:
-    return name.startswith("SLURM_") and not _OF_A_JOB.fullmatch(name)
-
-
-# The field of ``scontrol show job`` that shows a variable's option.
-_NUMBERS = {
-    "SLURM_NTASKS": "NumTasks",
-    "SLURM_NPROCS": "NumTasks",
-    "SLURM_NTASKS_PER_NODE": "NtasksPerN:B:S:C",
-    "SLURM_CPUS_PER_TASK": "CPUs/Task",
-}
-_GPUS = {
-    "SLURM_GPUS": "TresPerJob",
-    "SLURM_GPUS_PER_NODE": "TresPerNode",
-    "SLURM_GPUS_PER_SOCKET": "TresPerSocket",
-    "SLURM_GPUS_PER_TASK": "TresPerTask",
-}
-_GIVEN_GPUS = frozenset({"SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"})
 _KINDS = {
     "SLURM_ARRAY_JOB_ID": "ArrayJobId",
     "SLURM_ARRAY_TASK_ID": "ArrayJobId",
     "SLURM_HET_SIZE": "HetJobId",
     "SLURM_HET_JOB_ID": "HetJobId",
 }
-_SHOWN = _NUMBERS.keys() | _GPUS.keys() | _GIVEN_GPUS | _KINDS.keys()
 
 
-def _is_stale(name: str, value: str, job: Mapping[str, str]) -> bool:
-    if name in _NUMBERS:
-        shown = re.match(r"\d+", job.get(_NUMBERS[name], ""))
-        return shown is not None and shown.group() != value
-    if name in _GPUS:
-        count = re.escape(value.rpartition(":")[2])
-        return not re.search(rf"gpu\S*[:=]{count}(?!\d)", job.get(_GPUS[name], ""))
-    if name in _GIVEN_GPUS:
-        return not any("gpu" in job[key] for key in job if "TRES" in key.upper())
-    return name in _KINDS and _KINDS[name] not in job
+def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environ`` without the variables by which another job would be taken for this one.
+
+    sbatch passes the environment of its caller on, which may be a task of another job.
+
+    Args:
+        environ: the environment of the batch script.
+        job: the fields of ``scontrol show job``; empty if no controller answers.
+    """
+    own = {
+        name: value
+        for name, value in environ.items()
+        if name not in _RANK and (not name.startswith(_NEVER) or _is_own_binding(name, environ))
+    }
+    if job:
+        own = {name: own[name] for name in own if _KINDS.get(name, "JobId") in job}
+        if job.get("Restarts", "").isdecimal() and "SLURM_RESTART_COUNT" in own:
+            own["SLURM_RESTART_COUNT"] = job["Restarts"]
+    return own
+
+
+def _is_own_binding(name: str, environ: Mapping[str, str]) -> bool:
+    """Return True if a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
+    return name in _BINDINGS and f"{name}_TYPE" not in environ

@@ -4,12 +4,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hpcrun.errors import UserError
-from hpcrun.nodes.step_nodes import elastic_options, tasks_on_node
+from hpcrun.config import Config, Job, load_resolved
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.containers import ImageRequest, container_of
@@ -36,13 +34,11 @@ class BatchJob:
 class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
-    ``left``: the batch step that started them was killed, and another one continues its work. ``started``:
-    False if too few nodes were left for a step.
+    ``started``: False if too few nodes were left for a step.
     """
 
     code: int
     failed: str | None = None
-    left: bool = False
     started: bool = True
 
     @property
@@ -51,94 +47,44 @@ class RanksEnd:
         return self.code == 128 + signal.SIGKILL
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The part of the `job:` section that concerns the ranks; without values for a person's own script.
-
-    ``gpus``: the ranks must not train on CPUs.
-    ``script``: the ranks run a program of the user, which may save on SIGTERM. ``node_range``: ``job.nodes``,
-    if it is a range. ``spares``: nodes that the ranks do not use. ``gpus_per_node``, ``tasks``: per node.
-    ``container``: the words before the command of a rank. ``image``: ``job.image``, with its mounts.
-    """
-
-    gpus: bool = False
-    setup: Sequence[str] = ()
-    node_setup: Sequence[str] = ()
-    preflight: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-    srun_args: Sequence[str] = ()
-    container: Sequence[str] = ()
-    image: ImageRequest | None = None
-    python: str | None = None
-    script: bool = False
-    node_range: str | None = None
-    spares: int = 0
-    gpus_per_node: int = 0
-    tasks: int = 1
-    in_place: bool = True
-
-
-def read_launch_options(run: RunDirectory) -> LaunchOptions:
-    """Return the launch options from the resolved config, which was checked at its submission.
+def launch_config(run: RunDirectory, *, own_script: bool = False) -> Config:
+    """Return the resolved config; the `job:` section is empty if a person wrote the batch script.
 
     Raises:
         UserError: the file is not a resolved config.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, for example because a file server does not answer.
     """
-    # The schema takes ten times as long to import, and the ranks would wait for it.
-    import yaml
-
-    try:
-        config: Mapping[str, Any] = yaml.safe_load(run.config.read_text()) or {}
-        job: Mapping[str, Any] = config.get("job") or {}
-        gpus, nodes = int(job.get("gpus") or 1), str(job.get("nodes"))
-        return LaunchOptions(
-            gpus=not job.get("cpu"),
-            setup=[str(line) for line in job.get("setup") or ()],
-            node_setup=[str(line) for line in job.get("node_setup") or ()],
-            preflight=bool(job.get("preflight")),
-            env={str(name): str(value) for name, value in (job.get("env") or {}).items()},
-            srun_args=[*elastic_options(job), *map(str, job.get("srun_args") or ())],
-            container=[str(word) for word in job.get("container") or ()],
-            image=_image_request(job),
-            python=job.get("python"),
-            script=bool(config.get("command")),
-            node_range=nodes if "-" in nodes else None,
-            spares=int(job.get("spares") or 0),
-            gpus_per_node=0 if job.get("cpu") else gpus,
-            tasks=tasks_on_node(job),
-            in_place=bool((config.get("restarts") or {}).get("in_place", True)),
-        )
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{run.config}: is not the config of a run; submit the run again"
-        ) from error
+    run.config.read_bytes()
+    config = load_resolved(run.config)
+    job = config.job
+    if own_script:
+        return config.model_copy(update={"job": Job(cpu=True)})
+    if job.elastic:
+        # sbatch has this option for one number of nodes only.
+        args = [f"--ntasks-per-node={job.tasks_on_node}", *job.srun_args]
+        return config.model_copy(update={"job": job.model_copy(update={"srun_args": args})})
+    return config
 
 
-def _image_request(job: Mapping[str, Any]) -> ImageRequest | None:
-    if not job.get("image"):
-        return None
-    mounts = [str(mount) for mount in job.get("mounts") or ()]
-    return ImageRequest(str(job["image"]), mounts, list(job.get("env") or ()), not job.get("cpu"))
-
-
-def in_container(run: RunDirectory, options: LaunchOptions) -> LaunchOptions:
-    """Return the options with the words, lines and variables that start the ranks in their image."""
-    if options.image is None:
-        return options
-    start = container_of(options.image, run, Path.cwd(), slurm=True)
-    return replace(
-        options,
-        setup=[*options.setup, *start.setup],
-        env={**start.env, **options.env},
-        srun_args=[*start.srun_args, *options.srun_args],
-        container=start.prefix,
-        python=options.python or start.python,
+def in_container(run: RunDirectory, job: Job) -> Job:
+    """Return the section with the words, lines and variables that start the ranks in their image."""
+    if job.image is None:
+        return job
+    image = ImageRequest(job.image, job.mounts, list(job.env), not job.cpu)
+    start = container_of(image, run, Path.cwd(), slurm=True)
+    return job.model_copy(
+        update={
+            "setup": [*job.setup, *start.setup],
+            "env": {**start.env, **job.env},
+            "srun_args": [*start.srun_args, *job.srun_args],
+            "container": start.prefix,
+            "python": job.python or start.python,
+        }
     )
 
 
 def srun_command(
-    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, job: Job, environ: Mapping[str, str]
 ) -> list[str]:
     """Return the command that starts one task per rank."""
     cores = environ.get("SLURM_CPUS_PER_TASK")
@@ -152,35 +98,36 @@ def srun_command(
         *_no_wait(attempt),
         # srun of 22.05 and 23.02 does not inherit this option from sbatch.
         *([f"--cpus-per-task={cores}"] if cores else []),
-        *options.srun_args,
+        *job.srun_args,
         # Last, because the batch step finds the step by its name.
         f"--job-name={step_name(attempt)}",
-        f"{output_option(run, attempt)}rank-%5t.log",
-        *surviving(options.container),
-        *options.container,
-        *(options.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
+        # In the name of a log % starts a field of Slurm's.
+        "--output=" + f"{run.attempt_logs(attempt)}/".replace("%", "%%") + "rank-%5t.log",
+        *surviving(job.container),
+        *job.container,
+        *(job.python or sys.executable, "-u", "-m", "hpcrun.worker", str(run.path)),
     ]
 
 
 def node_setup_steps(
-    run: RunDirectory, attempt: Attempt, options: LaunchOptions, environ: Mapping[str, str]
+    run: RunDirectory, attempt: Attempt, job: Job, environ: Mapping[str, str]
 ) -> list[list[str]]:
     """Return the srun that prepares the nodes of the ranks; none without ``node_setup`` in the config.
 
     Raises:
         ClusterError: the nodes in ``srun_args`` cannot be read.
     """
-    if not options.node_setup:
+    if not job.node_setup:
         return []
     folder = run.attempt_logs(attempt)
     # The shell has exported job.env before this srun.
-    given = [*options.srun_args, *_no_wait(attempt)]
-    return [node_setup_command(environ, given, options.node_setup, folder)]
+    given = [*job.srun_args, *_no_wait(attempt)]
+    return [node_setup_command(environ, given, job.node_setup, folder)]
 
 
-def preflight_steps(run: RunDirectory, options: LaunchOptions) -> list[list[str]]:
+def preflight_steps(run: RunDirectory, job: Job) -> list[list[str]]:
     """Return the program that checks the nodes before the ranks; none without ``preflight``."""
-    if not options.preflight:
+    if not job.preflight:
         return []
     return [[sys.executable, "-m", "hpcrun", "preflight", str(run.path), "--before-ranks"]]
 
@@ -196,12 +143,6 @@ def surviving(container: Sequence[str]) -> list[str]:
     return ["bash", "-c", _SURVIVE, "hpcrun"]
 
 
-def output_option(run: RunDirectory, attempt: Attempt) -> str:
-    """Return the beginning of srun's option for the logs, up to their names; no other srun has it."""
-    # In the name of a log % starts a field of Slurm's.
-    return f"--output={run.attempt_logs(attempt)}/".replace("%", "%%")
-
-
 def step_name(attempt: Attempt) -> str:
     """Return the name of the step of ``attempt``, by which Slurm's lists show it."""
     return f"{STEPS}{attempt.owner}"
@@ -213,14 +154,6 @@ def _no_wait(attempt: Attempt) -> list[str]:
     Without it, srun would wait for them until the end of the job, and a requeue could not follow.
     """
     return ["--immediate=60"] if attempt.in_place else []
-
-
-def newest_left(run: RunDirectory, attempt: Attempt) -> Attempt | None:
-    """Return the newest attempt with a folder among ``attempt`` and the attempts in place after it."""
-    left = None
-    while run.attempt_logs(attempt).exists():
-        left, attempt = attempt, attempt.following
-    return left
 
 
 def link_batch_log(run: RunDirectory, attempt: Attempt) -> None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from hpcrun import slurm
+from hpcrun.config import Config
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import policy as exitcodes
@@ -24,14 +25,12 @@ from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
     BatchJob,
-    LaunchOptions,
     RanksEnd,
     in_container,
+    launch_config,
     link_batch_log,
-    newest_left,
     node_setup_steps,
     preflight_steps,
-    read_launch_options,
     srun_command,
 )
 from hpcrun.job.step_messages import StepMessages
@@ -194,7 +193,7 @@ def _run_attempts(
     *,
     again: bool,
 ) -> int:
-    """Run attempts until the last of this start of the job; ``again``: there may be attempts already."""
+    """Run attempts until the last of this start of the job; ``again``: a batch step of it was killed."""
     folder = _opened_folder(run)
     attempt = job.attempt
     # A file server that does not answer costs the attempt and not the run.
@@ -202,22 +201,17 @@ def _run_attempts(
         require_own_number(run, attempt)
     if own_script:
         _prepare_logs(run, attempt)
-    left = newest_left(run, attempt) if again and failed is None else None
-    if left is None:
-        _mark(attempt)
-    else:
-        job = replace(job, attempt=left)
-        print(f"hpcrun: the batch step of attempt {left.owner} was killed", flush=True)
+    if again and failed is None and run.attempt_logs(attempt).exists():
+        from hpcrun.job.ending import requeue_after_kill
+
+        return requeue_after_kill(run, job, own_script=own_script)
+    _mark(attempt)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
         return exitcodes.DONE
     nodes = None if failed is not None else _watched_nodes(run, attempt, own_script)
     with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
-        first = None
-        if left is not None:
-            first = RanksEnd(128 + signal.SIGKILL, left=True)
-        elif failed is not None:
-            first = RanksEnd(code, failed)
+        first = None if failed is None else RanksEnd(code, failed)
         return _run_in_turn(run, job, own_script, folder, nodes, first)
 
 
@@ -256,38 +250,35 @@ def _run_in_turn(
 def _watched_nodes(run: RunDirectory, attempt: Attempt, own_script: bool) -> JobNodes | None:
     """Return the nodes of this job with a watch over them; None as :func:`_nodes_of_job`."""
     try:
-        options = read_launch_options(run)
-        if own_script:
-            options = LaunchOptions(in_place=options.in_place, script=options.script)
+        config = launch_config(run, own_script=own_script)
     except (UserError, OSError):
         # The start of the ranks reports it.
         return None
-    return _nodes_of_job(run, attempt, options, os.environ)
+    return _nodes_of_job(run, attempt, config, os.environ)
 
 
 def _nodes_of_job(
-    run: RunDirectory,
-    attempt: Attempt,
-    options: LaunchOptions,
-    environ: Mapping[str, str],
+    run: RunDirectory, attempt: Attempt, config: Config, environ: Mapping[str, str]
 ) -> JobNodes | None:
     """Return the nodes of this job; None if the job starts no further step."""
-    hosts = environ.get("SLURM_JOB_NODELIST")
-    if not options.in_place or hosts is None:
+    hosts, job = environ.get("SLURM_JOB_NODELIST"), config.job
+    if not config.restarts.in_place or hosts is None:
         return None
     nodes = tuple(expand(hosts))
     # sbatch_args may change the number of nodes.
-    shape = JobShape(nodes, options.node_range or len(nodes) - options.spares, options.tasks)
+    wanted = job.nodes if job.elastic else len(nodes) - job.spares
+    shape = JobShape(nodes, wanted, job.tasks_on_node)
     own = environ.get("SLURMD_NODENAME") or nodes[0]
     # A script imports its libraries itself, and a container has other files.
-    forks = not (options.script or options.container or options.image)
+    forks = not (config.command or job.container or job.image)
     helpers = RankHelpers(
         memory=memory_keeper.new_key(),
         # The agents of a killed batch step end, and their fork servers with them.
         fork=f"{os.getuid()}-{attempt.owner}-{secrets.token_hex(4)}" if forks else None,
-        python=options.python,
+        python=job.python,
     )
-    return JobNodes(run, attempt, shape, own, gpus=options.gpus_per_node, helpers=helpers)
+    gpus = 0 if job.cpu else job.gpus
+    return JobNodes(run, attempt, shape, own, gpus=gpus, helpers=helpers)
 
 
 def _mark(attempt: Attempt) -> None:
@@ -300,7 +291,8 @@ def start_ranks(
     run: RunDirectory, attempt: Attempt, nodes: JobNodes | None, *, own_script: bool = False
 ) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
-    options = LaunchOptions() if own_script else in_container(run, read_launch_options(run))
+    config = launch_config(run, own_script=own_script)
+    job = in_container(run, config.job)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
         try:
@@ -309,34 +301,31 @@ def start_ranks(
             print(f"hpcrun: {error}", flush=True)
             return RanksEnd(exitcodes.FAILED, started=False)
         environ = nodes.variables(environ)
-        options = replace(
-            options,
-            srun_args=[*nodes.options(), *options.srun_args],
-            env={**nodes.helpers.variables, **options.env},
-        )
+        args, given = [*nodes.options(), *job.srun_args], {**nodes.helpers.variables, **job.env}
+        job = job.model_copy(update={"srun_args": args, "env": given})
     # srun sets SLURM_JOB_NAME to the name of the step.
     named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
-    env = {**options.env, **named, IN_PLACE: str(attempt.in_place)}
-    if options.gpus:
+    env = {**job.env, **named, IN_PLACE: str(attempt.in_place)}
+    if not job.cpu:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
         make_log_folder(run.attempt_logs(attempt))
-        steps = [srun_command(run, attempt, options, environ)]
+        steps = [srun_command(run, attempt, job, environ)]
         if not attempt.in_place:
-            before = node_setup_steps(run, attempt, options, environ)
-            steps = [*before, *preflight_steps(run, options), *steps]
+            before = node_setup_steps(run, attempt, job, environ)
+            steps = [*before, *preflight_steps(run, job), *steps]
         elif nodes is not None and (new := nodes.unprepared):
             # The other nodes of the job stay prepared.
             placed = [f"--nodes={len(new)}", f"--nodelist={','.join(new)}"]
-            there = replace(options, srun_args=[*options.srun_args, *placed])
+            there = job.model_copy(update={"srun_args": [*job.srun_args, *placed]})
             before = node_setup_steps(run, attempt, there, environ)
             own = [f"{name}={value}" for name, value in nodes.variables({}, new).items()]
-            checks = [["env", *own, *words] for words in preflight_steps(run, options)]
+            checks = [["env", *own, *words] for words in preflight_steps(run, job)]
             steps = [*before, *checks, *steps]
         # A script may save on SIGTERM.
-        saves = options.script or own_script
+        saves = bool(config.command) or own_script
         hasten = None if nodes is None or saves else partial(_kill_ranks, nodes)
-        return run_ranks(options.setup, env, steps, environ, nodes, hasten)
+        return run_ranks(job.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
         return RanksEnd(exitcodes.BAD_INPUT)

@@ -31,7 +31,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
-from hpcrun.slurm.notation import AGENTS, STEPS, expand
+from hpcrun.slurm.notation import AGENTS, STEPS
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
@@ -65,9 +65,9 @@ def agents_command(nodes: Sequence[str]) -> list[str]:
 def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:
     """Start an agent on each node by srun."""
     environ = without_rank_requests(os.environ)
-    # A new agent of one node must not ask for the GPUs of all nodes.
+    # A job that has lost a node has fewer GPUs.
     environ = {name: value for name, value in environ.items() if name not in _OF_ALL_NODES}
-    return AgentProcess(nodes, agents_command(nodes), environ, told)
+    return AgentProcess(agents_command(nodes), environ, told)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class JobNodes:
             begin_agents,
             lose=self.lose,
             heard=self._hear,
-            gone=self._gone,
+            answers=self._controller_answers,
             port_key=f"{attempt.job} agents",
             orders=asdict(self.helpers),
         )
@@ -293,17 +293,9 @@ class JobNodes:
             # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
 
-    def _gone(self) -> list[str] | None:
-        """Return the nodes that Slurm has taken out of the job; None if the controller does not answer."""
+    def _controller_answers(self) -> bool:
         show = slurm.scontrol_show_job_command(self._attempt.job)
-        shown = slurm.run(show, timeout=_CONTROLLER)
-        if shown.returncode != 0:
-            return None
-        facts = slurm.parse_show_job(shown.stdout)
-        if facts.get("JobState") != "RUNNING" or not facts.get("NodeList"):
-            return []
-        left = expand(facts["NodeList"])
-        return [node for node in self.shape.nodes if node not in left]
+        return slurm.run(show, timeout=_CONTROLLER).returncode == 0
 
     def _end_step(self, child: "subprocess.Popen[bytes]") -> None:
         """Kill the ranks on the other nodes, which wait for the lost node, and their srun."""

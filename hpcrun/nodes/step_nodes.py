@@ -6,7 +6,6 @@ The variables of the batch script describe all nodes of the job, as they were at
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 _EQUAL = re.compile(r"(\d+)\(x\d+\)|\d+")
 
@@ -96,17 +95,3 @@ def step_variables(
     if cores is not None and cores[1]:
         own["SLURM_JOB_CPUS_PER_NODE"] = f"{cores[1]}(x{count})" if count > 1 else cores[1]
     return {**environ, **own}
-
-
-def tasks_on_node(job: Mapping[str, Any]) -> int:
-    """Return the tasks per node that the section ``job`` of a resolved config requests."""
-    if job.get("launcher"):
-        return 1
-    return int(job.get("tasks_per_node") or job.get("gpus") or 1)
-
-
-def elastic_options(job: Mapping[str, Any]) -> list[str]:
-    """Return srun's option for a range of nodes; none for one number, which sbatch has with the tasks."""
-    if "-" not in str(job.get("nodes")):
-        return []
-    return [f"--ntasks-per-node={tasks_on_node(job)}"]

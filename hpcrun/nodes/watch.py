@@ -1,17 +1,14 @@
 """The watch over a job's nodes: the batch step learns of a lost node from the beats of its agent.
 
 Slurm reports a lost node after `SlurmdTimeout`, by default 300 s, and the ranks on the other nodes wait in a
-collective until then. A node counts as lost in one of two cases, and in no other:
-
-- No beat for 5 s, and the kernel of the node neither accepts nor refuses a connection for 3 s, while other
-  nodes answer. A node still answers after its agent was stopped or killed.
-- The connection has ended, and Slurm cannot start a new agent there.
+collective until then. A node counts as lost after no beat for 5 s, if the kernel of the node neither accepts
+nor refuses a connection for 3 s, while other nodes answer. A node whose agent was stopped or killed still
+answers; Slurm notices its loss.
 """
 
 import contextlib
 import errno
 import json
-import re
 import secrets
 import selectors
 import socket
@@ -29,13 +26,9 @@ from hpcrun.ranks.addresses import listen, port_candidates
 _TICK = 0.25
 # A node that refuses the connection is reached, as one that accepts it.
 _UNREACHED = (errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
-_LAUNCH = re.compile(r"Task launch for \S+ failed on node (\S+?):")
-# Starts of a node's agent, the first included.
-_STARTS = 4
 # Seconds for the start of the agents, with a Python from a busy file server.
 _START = 120.0
-# Seconds in which an agent that was cut off connects again by itself.
-_AGAIN = 1.5
+_ENDED = "the agent there has ended"
 
 
 @dataclass(frozen=True)
@@ -51,9 +44,7 @@ class Limits:
 
 
 class AgentStep(Protocol):
-    """Agents that were started together on ``nodes``."""
-
-    nodes: Sequence[str]
+    """The agents of all nodes, which were started together."""
 
     def ended(self) -> str | None:
         """Return the messages about the start if no agent runs any more, otherwise None."""
@@ -71,12 +62,10 @@ class AgentProcess:
 
     def __init__(
         self,
-        nodes: Sequence[str],
         command: Sequence[str],
         environ: Mapping[str, str],
         told: Mapping[str, Any],
     ) -> None:
-        self.nodes = nodes
         # Not the batch log: messages about this step would be taken for messages about the ranks.
         self._words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -117,9 +106,9 @@ class AgentProcess:
 class NodeState:
     """The known facts of a node; times are those of time.monotonic.
 
-    ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or none
-    can be started. ``unreached``: since then the node's kernel does not answer. ``door``: the port on which
-    the agent answers other nodes. ``restart``: the step that starts a new agent; ``starts``: their number.
+    ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or it has
+    ended. ``unreached``: since then the node's kernel does not answer. ``door``: the port on which the agent
+    answers other nodes.
     """
 
     heard: float | None = None
@@ -127,8 +116,6 @@ class NodeState:
     address: str = ""
     door: int = 0
     unreached: float | None = None
-    restart: AgentStep | None = None
-    starts: int = 0
     probed: bool = False
 
 
@@ -152,12 +139,6 @@ def is_cut_off(states: Mapping[str, NodeState], own: str, answers: Callable[[], 
     others = [state for name, state in states.items() if name != own and state.heard is not None]
     silent = all(state.unreached is not None for state in others)
     return silent and (len(others) > 1 or not answers())
-
-
-def lost_by_words(words: str, nodes: Sequence[str]) -> list[str]:
-    """Return the ``nodes`` on which, according to srun's messages, no agent can start."""
-    failed = set(_LAUNCH.findall(words))
-    return [node for node in nodes if node in failed]
 
 
 def kernel_answers(address: str, port: int, seconds: float) -> bool | None:
@@ -185,7 +166,7 @@ class NodeWatch:
         begin: starts the agents.
         lose: called in the watch's thread with each lost node and the reason.
         heard: called there with each message of a node that is not a beat.
-        gone: returns the nodes that Slurm has taken out of the job; None if the controller does not answer.
+        answers: returns True if Slurm's controller answers.
         orders: further values of the first line for an agent; see ``agent.py``.
 
     Attributes:
@@ -200,21 +181,22 @@ class NodeWatch:
         *,
         lose: Callable[[str, str], None],
         heard: Callable[[str, Mapping[str, Any]], None],
-        gone: Callable[[], Collection[str] | None],
+        answers: Callable[[], bool],
         limits: Limits | None = None,
         port_key: str,
         orders: Mapping[str, Any] | None = None,
     ) -> None:
         self.nodes, self.lost = list(nodes), dict[str, str]()
         self._own, self._begin, self._lose, self._heard = own, begin, lose, heard
-        self._gone = gone
+        self._answers = answers
         self._limits = limits or Limits()
         self._states = {node: NodeState() for node in nodes}
         self._ports = port_candidates(port_key)
         self._server: socket.socket | None = None
         self._key = secrets.token_hex(16)
         self._told: dict[str, Any] = dict(orders or {})
-        self._steps: list[AgentStep] = []
+        self._step: AgentStep | None = None
+        self._unwatched: set[str] = set()
         self._changed = threading.Condition()
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -238,7 +220,10 @@ class NodeWatch:
         port = self._server.getsockname()[1]
         self._told |= {"addresses": list(addresses), "port": port, "key": self._key}
         self._selector.register(self._server, selectors.EVENT_READ, self._server)
-        self._start_agents(self.nodes)
+        try:
+            self._step = self._begin(self.nodes, self._told)
+        except OSError as error:
+            self._say_unwatched(self.nodes, str(error))
         self._patience_ends = time.monotonic() + _START
         self._thread.start()
 
@@ -247,8 +232,9 @@ class NodeWatch:
         self._closing = True
         if self._thread.is_alive():
             self._thread.join(5.0)
-        while self._steps:
-            self._steps.pop().close()
+        if self._step is not None:
+            self._step.close()
+            self._step = None
         for state in self._states.values():
             if state.connection is not None:
                 state.connection.link.close()
@@ -300,26 +286,13 @@ class NodeWatch:
             self.wait(lambda: self._closing or all(map(is_decided, watched)), self._limits.decision)
         return {node: self.lost[node] for node in watched if node in self.lost}
 
-    def _start_agents(self, nodes: Sequence[str]) -> None:
-        try:
-            step = self._begin(nodes, self._told)
-        except OSError as error:
-            self._give_up(nodes, str(error))
-            return
-        self._steps.append(step)
-        for node in nodes:
-            self._states[node].restart = step
-            self._states[node].starts += 1
-
-    def _give_up(self, nodes: Sequence[str], why: str) -> None:
-        for node in nodes:
-            self._states[node].heard = self._states[node].restart = None
-            self._states[node].starts = _STARTS
-        self._say_unwatched(nodes, why)
-
     def _say_unwatched(self, nodes: Sequence[str], why: str) -> None:
-        named = ", ".join(nodes[:4]) + (" …" if len(nodes) > 4 else "")
-        print(f"hpcrun: no heartbeat of {named}, so only Slurm notices a loss: {why}", flush=True)
+        new = [node for node in nodes if node not in self._unwatched]
+        self._unwatched.update(new)
+        if new:
+            named = ", ".join(new[:4]) + (" …" if len(new) > 4 else "")
+            line = f"no heartbeat of {named}, so only Slurm notices a loss: {why}"
+            print(f"hpcrun: {line}", flush=True)
 
     def _is_unknown(self, node: str) -> bool:
         return self._states[node].heard is None and node not in self.lost
@@ -388,7 +361,6 @@ class NodeWatch:
         self._agents[connection] = node
         state.connection, state.address = connection, connection.link.getpeername()[0]
         state.door, state.heard, state.unreached = int(message["door"]), time.monotonic(), None
-        state.restart = None
 
     def _drop(self, connection: Connection) -> None:
         node = self._agents.pop(connection, None)
@@ -404,17 +376,16 @@ class NodeWatch:
         for connection, since in list(self._strangers.items()):
             if now - since > self._limits.silence:
                 self._drop(connection)
-        for step in list(self._steps):
-            words = step.ended()
-            if words is not None:
-                self._steps.remove(step)
-                step.close()
-                self._end_of_step(step, words)
+        if self._step is not None and (words := self._step.ended()) is not None:
+            self._step.close()
+            self._step = None
+            missing = [node for node in self.nodes if self._is_unknown(node)]
+            self._say_unwatched(missing, " ".join(words.split())[-300:] or _ENDED)
         if self._patience_ends is not None and now > self._patience_ends:
             self._patience_ends = None
             silent = [node for node in self.nodes if self._is_unknown(node)]
-            if silent:
-                self._say_unwatched(silent, "the agent there does not connect; is a port closed?")
+            self._say_unwatched(silent, "the agent there does not connect; is a port closed?")
+        self._give_up_without_agent(now)
         for node, state in self._states.items():
             if node in self.lost or state.heard is None:
                 continue
@@ -424,44 +395,23 @@ class NodeWatch:
                 threading.Thread(target=self._probe, args=(state,), daemon=True).start()
             if node == self._own or not is_lost(state, now, self._limits):
                 continue
-            if not is_cut_off(self._states, self._own, lambda: self._gone() is not None):
+            if not is_cut_off(self._states, self._own, self._answers):
                 reason = (
                     f"no heartbeat for {now - state.heard:.0f} s, and its network does not answer"
                 )
                 self._set_lost(node, reason)
-        dropped = [
+
+    def _give_up_without_agent(self, now: float) -> None:
+        """Watch no node any more that answers and whose agent has not connected again."""
+        ended = [
             node
             for node, state in self._states.items()
-            if node not in self.lost and state.connection is None and state.restart is None
-            if state.heard is not None and now - state.heard > _AGAIN
+            if node not in self.lost and state.connection is None and state.unreached is None
+            if is_silent(state, now, self._limits)
         ]
-        self._start_again(dropped)
-
-    def _end_of_step(self, step: AgentStep, words: str) -> None:
-        # srun has the same message for a wrong request, so ask Slurm for the nodes of the job.
-        gone = self._gone() or ()
-        lost = lost_by_words(words, step.nodes) or gone
-        for node in step.nodes:
-            state = self._states[node]
-            if state.restart is step:
-                state.restart = None
-            # A node that has never connected may only have been slow to start a process.
-            known = state.heard is not None or state.starts >= _STARTS or node in gone
-            if node in lost and known and state.connection is None and node != self._own:
-                self._set_lost(node, "its agent has ended, and Slurm cannot start another")
-        missing = [node for node in step.nodes if self._is_unknown(node)]
-        self._start_again(missing, " ".join(words.split())[-300:] or "their processes have ended")
-
-    def _start_again(self, nodes: Sequence[str], why: str = "their processes end") -> None:
-        """Start new agents: first together, then each by itself, because one node can keep others away."""
-        starts = {node: self._states[node].starts for node in nodes}
-        if tried := [node for node in nodes if starts[node] >= _STARTS]:
-            self._give_up(tried, why)
-        if together := [node for node in nodes if starts[node] < _STARTS - 1]:
-            self._start_agents(together)
-        for node in nodes:
-            if starts[node] == _STARTS - 1:
-                self._start_agents([node])
+        for node in ended:
+            self._states[node].heard = None
+        self._say_unwatched(ended, _ENDED)
 
     def _probe(self, state: NodeState) -> None:
         """Ask the kernel of a node for an answer; runs in a thread."""

@@ -1,20 +1,17 @@
 """The batch step between two attempts in one allocation, with substitutes for Slurm's programs."""
 
-import contextlib
 import os
 import shlex
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hpcrun.job.history import asked_to_end
-from hpcrun.job.opening import open_attempt
+from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
-from hpcrun.run.events import read_events, record_event
-from hpcrun.run.files import read_json
+from hpcrun.run.events import Attempt, read_events, record_event
 from tests import jobs
 
 from .step_substitutes import FIRST, Desk
@@ -120,62 +117,25 @@ def test_ranks_without_an_srun_end_before_the_record(desk: Desk) -> None:
     assert desk.ends() == ["crash", "finished"]
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_killed_batch_step_is_continued_by_the_next(desk: Desk, recorded: bool) -> None:
-    alive = shlex.quote(str(desk.calls.parent / "alive"))
-    if recorded:
-        # The program dies after the record, in its first question for the steps of the job.
-        desk.answer("squeue", "kill -9 $PPID")
-    else:
-        ranks(desk, f"{RANK}touch {alive}; exec sleep 60")
+def test_the_job_of_a_killed_batch_step_is_requeued(desk: Desk) -> None:
+    ranks(desk, f"{RANK}touch {shlex.quote(str(desk.calls.parent / 'alive'))}; exec sleep 60")
     desk.run.unstarted("7").write_text("n1\n")
     first = desk.start()
-    if not recorded:
-        jobs.wait_for((desk.calls.parent / "alive").exists)
-        os.kill(first.pid, signal.SIGKILL)
-    assert first.wait(60) == -signal.SIGKILL
-    assert desk.run.unstarted("7").exists()
-    desk.answer("squeue", f"[ ! -e {alive} ] || echo '7.0|hpcrun-7-0'")
-    desk.answer("scancel", f"rm {alive}")
-    with desk.run.unstarted("7").open("a") as count:
-        count.write("n1\n")
-    assert desk.step() == 0, desk.told()
-    assert len(desk.called("scancel")) == (not recorded)
-    assert desk.ends() == ["crash", "finished"], desk.told()
-    assert len(desk.called("srun")) == 2
-    assert not desk.run.unstarted("7").exists()
-    assert [one.attempt for one in read_events(desk.run) if one.what == "opened"] == [
-        FIRST,
-        FIRST.following,
-    ]
-
-
-def test_a_step_killed_before_the_result_gets_one(desk: Desk) -> None:
-    facts = {"reason": "rank 0 failed", "decision": "no restart is left", "restart_allowed": False}
-    record_event(desk.run, "ended", attempt=FIRST, cause="crash", **facts)
-    desk.run.attempt_logs(FIRST).mkdir(parents=True)
-    desk.run.unstarted("7").write_text("begun n1\n")
-    assert desk.step() == 137, desk.told()
-    assert desk.called("srun") == []
-    result = read_json(desk.run.result) or {}
-    assert (result["state"], result["reason"]) == ("failed", "rank 0 failed; no restart is left")
-
-
-def test_the_shell_of_a_killed_step_starts_no_ranks(tmp_path: Path) -> None:
-    """Its srun would compete with that of the next batch step."""
-    here = shlex.quote(str(tmp_path / "here"))
-    desk = Desk(tmp_path, setup=[f"touch {here}; sleep 600"])
-    desk.run.unstarted("7").write_text("n1\n")
-    first = desk.start()
-    jobs.wait_for((tmp_path / "here").exists)
-    shells = []
-    for child in psutil.Process(first.pid).children():
-        with contextlib.suppress(psutil.Error):
-            shells += [child] if child.cmdline()[:2] == ["bash", "-c"] else []
-    (shell,) = shells
+    jobs.wait_for((desk.calls.parent / "alive").exists)
     os.kill(first.pid, signal.SIGKILL)
-    first.wait(60)
+    assert first.wait(60) == -signal.SIGKILL
+    # The batch script starts the program again, because this file is there.
+    assert desk.run.unstarted("7").exists()
     assert desk.step() == 0, desk.told()
-    assert jobs.has_ended(shell.pid)
     assert requeued(desk)
-    assert desk.called("srun") == []
+    assert len(desk.called("srun")) == 1
+    assert not desk.run.unstarted("7").exists()
+    assert desk.ends() == ["node-failure"]
+    with pytest.raises(Refused, match="1 node failure, 0 allowed"):
+        open_attempt(desk.run, Attempt("7", 1), Budgets(node_failure=0))
+
+
+def test_a_step_that_failed_before_its_ranks_starts_them(desk: Desk) -> None:
+    desk.run.unstarted("7").write_text("begun n1\n")
+    assert desk.step() == 0, desk.told()
+    assert desk.ends() == ["crash", "finished"]

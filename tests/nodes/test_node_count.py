@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcrun.job.srun import read_launch_options
-from hpcrun.nodes.step_nodes import count_options, elastic_options, nodes_for_step, tasks_on_node
+from hpcrun.job.srun import launch_config
+from hpcrun.nodes.step_nodes import count_options, nodes_for_step
 from hpcrun.run.directory import create
 from tests.train.runs import config_text
 
@@ -25,24 +25,9 @@ def test_a_step_sets_its_number_of_nodes_and_tasks():
     assert count_options(3, 2) == ["--nodes=3", "--ntasks=6", "--ntasks-per-node=2"]
 
 
-@pytest.mark.parametrize(
-    ("job", "tasks"),
-    [
-        ({}, 1),
-        ({"gpus": 4}, 4),
-        ({"gpus": 4, "tasks_per_node": 2}, 2),
-        ({"gpus": 4, "launcher": "torchrun"}, 1),
-    ],
-)
-def test_the_tasks_of_a_node_follow_from_the_job_section(job, tasks):
-    assert tasks_on_node(job) == tasks
-    assert elastic_options({**job, "nodes": 2}) == []
-    assert elastic_options({**job, "nodes": "2-3"}) == [f"--ntasks-per-node={tasks}"]
-
-
 def test_srun_gets_the_tasks_per_node_of_a_range(tmp_path):
     text = config_text(
         "job.nodes=2-4", "job.gpus=2", "job.srun_args=[--label]", "train.batch_size=64"
     )
     run = create(tmp_path / "run", text, {"created": 0.0})
-    assert list(read_launch_options(run).srun_args) == ["--ntasks-per-node=2", "--label"]
+    assert list(launch_config(run).job.srun_args) == ["--ntasks-per-node=2", "--label"]

@@ -54,16 +54,6 @@ def patient() -> Iterator[cluster.SlurmCluster]:
         cluster.stop(name)
 
 
-@pytest.fixture
-def unhurried() -> Iterator[cluster.SlurmCluster]:
-    """A cluster with Slurm's default delays: a requeued job waits for two minutes."""
-    name = f"pytest-{os.getpid()}-unhurried"
-    try:
-        yield cluster.start(name, nodes=2, realistic=True)
-    finally:
-        cluster.stop(name)
-
-
 @pytest.mark.parametrize("stage", ["setup", "container"])
 def test_a_job_canceled_before_its_ranks_start_stays_canceled(patient, stage):
     bench = Bench(patient)
@@ -112,30 +102,6 @@ def test_a_sigterm_causes_a_requeue_and_the_same_bits(bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("by", ["hpcrun", "scancel"])
-def test_a_cancellation_during_the_requeue_wins(bench, by):
-    late = bench.folder / "late"
-    late.mkdir()
-    (late / "scontrol").write_text(
-        f'#!/bin/bash\n[ "$1" != requeue ] || sleep 3\nPATH={bench.slurm.path} exec scontrol "$@"\n'
-    )
-    (late / "scontrol").chmod(0o755)
-    setup = [f"export PATH={late}:$PATH"]
-    run = bench.submit("met", model__pause=0.05, **{"job.setup": setup})
-    with bench.held_at(run, 3):
-        bench.hpcrun("preempt", "met")
-    jobs.wait_for(lambda: bool(jobs.events(run, "ended")))
-    if by == "scancel":
-        bench.slurm.run(["scancel", bench.job(run)])
-    else:
-        bench.hpcrun("cancel", "--no-wait", "met")
-    assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
-    assert bench.causes(run) == ["preemption"]
-    assert "cancelled" in bench.hpcrun("status", "met").stdout
-    assert len(jobs.events(run, "opened")) == 1
-
-
 def test_a_job_canceled_immediately_does_not_restart(bench):
     run = bench.submit("ended", model__pause=0.1, checkpoint__every=0)
     with bench.held_at(run, 3):
@@ -177,20 +143,3 @@ def test_a_pending_job_is_canceled_and_never_lost(bench):
     assert "lost" not in told
     bench.hpcrun("resume", "ours")
     assert "it is held" in bench.hpcrun("status", "ours").stdout
-
-
-@pytest.mark.slow
-def test_a_pending_requeued_job_is_canceled_permanently(unhurried):
-    # On a busy machine a shorter wait ends before the cancellation.
-    bench = Bench(unhurried)
-    run = bench.submit("again", model__pause=0.05)
-    with bench.held_at(run, 3):
-        bench.hpcrun("preempt", "again")
-    bench.slurm.wait_state(bench.job(run), "PENDING")
-    assert "restart 1 after preemptions" in str(jobs.events(run, "ended")[0].fields["decision"])
-    assert "waiting" in bench.hpcrun("status", "again").stdout
-    told = bench.hpcrun("cancel", "again").stdout
-    assert "cancelled while it waited" in told
-    assert f"is cancelled at step {jobs.events(run, 'stopped')[0].step}" in told
-    assert "cancelled" in bench.hpcrun("status", "again").stdout
-    assert bench.wait_for_end(run) == "CANCELLED"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_two_exceptions_at_one_step_end_the_run(bench):
     assert "failed" in told
     assert "rank 1 on node2: ValueError" in told
     assert "hpcrun: crash: rank 1 on node2: ValueError: the data of call 9" in bench.batch_log(run)
+
+
+@pytest.mark.slow
+def test_a_killed_batch_step_costs_one_requeue(bench, calm):
+    run = bench.submit("beheaded", model__pause=0.05, checkpoint__every=5)
+    with bench.held_at(run, 14):
+        words = ["hpcrun", "batch", str(run.path)]
+        (step,) = (
+            pid
+            for pid in bench.slurm.processes("node1")
+            if Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[2:5] == words
+        )
+        os.kill(step, signal.SIGKILL)
+        bench.slurm.wait_restarts(bench.job(run), 1)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"], bench.story(run)
+    assert jobs.final_state(run) == jobs.final_state(calm)
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
     bench.wait_for_step(run, 8)
     job = bench.job(run)
     lost = expand(bench.slurm.scontrol_show_job(job)["NodeList"])[-1]
+    bench.slurm.cut_link(lost)
     bench.slurm.kill_node(lost)
 
     def started(count: int) -> bool:
@@ -91,6 +92,7 @@ def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
         assert bench.slurm.restarts(job) == 0
         (replaced,) = jobs.events(run, "replaced")
         assert (replaced.fields["lost"], replaced.fields["by"]) == (lost, None)
+        bench.slurm.restore_link(lost)
         bench.slurm.revive_node(lost)
         bench.hpcrun("preempt", "moving")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)

@@ -43,28 +43,6 @@ def test_a_failed_last_save_gives_code_74(bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("job.setup", ["module load CUDA/12"],
-         "setup failed at `module load CUDA/12`: module: command not found"),
-        ("job.srun_args", ["--nix"], "srun: unrecognized option '--nix'"),
-        ("job.container", ["apptainer", "exec"],
-         "cannot be started: apptainer: No such file or directory"),
-    ],
-)  # fmt: skip
-def test_a_failure_before_the_ranks_ends_a_new_run(bench, key, value, words):
-    run = bench.submit("first-day", **{key: value})
-    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
-    job = bench.job(run)
-    assert bench.slurm.scontrol_show_job(job)["ExitCode"] == "2:0"
-    assert bench.slurm.restarts(job) == 0
-    assert bench.causes(run) == ["bad-input"]
-    assert words in bench.result(run)["reason"]
-    assert words in bench.hpcrun("status", "first-day").stdout
-
-
 def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
     """The rank on that node ends before its attempt has started."""
     folder = bench.folder / "of-some" / "place"
@@ -85,19 +63,6 @@ def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
     reason = end.fields["reason"]
     assert "rank 1 on node2" in reason
     assert "cannot be entered: No such file or directory" in reason
-
-
-@pytest.mark.slow
-def test_a_missing_module_on_one_node_ends_a_new_run(bench):
-    probe = (bench.folder / "probe.py").read_text()
-    lacking = 'import os\nif os.environ["SLURMD_NODENAME"] == "node2":\n    import not_on_node2\n'
-    (bench.folder / "lacking.py").write_text(lacking + probe)
-    run = bench.submit("module", task="lacking:Probe")
-    assert bench.wait_for_end(run) == "FAILED", bench.story(run)
-    assert bench.causes(run) == ["bad-input"]
-    (end,) = jobs.events(run, "ended")
-    assert "rank 1 (node2)" in end.fields["reason"]
-    assert "No module named 'not_on_node2'" in end.fields["reason"]
 
 
 def batch_scripts(site: cluster.SlurmCluster) -> list[int]:

@@ -26,12 +26,3 @@ def test_a_requeue_and_the_finish_each_send_one_message(bench):
     assert {one["job"] for one in told} == {bench.job(run)}
     (finished,) = [one for one in told if one["event"] == "finished"]
     assert finished["step"] == 40
-    assert finished["cluster"]
-    assert finished["lines"]
-
-
-@pytest.mark.slow
-def test_a_target_that_fails_leaves_the_exit_code(bench):
-    run = bench.submit("deaf", **{"watch.notify": "exit 7"})
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert "no notification: the command ended with exit code 7" in bench.story(run)

@@ -68,20 +68,6 @@ def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
 
 
 @pytest.mark.slow
-def test_a_second_sbatch_of_a_live_run_is_refused(bench: Bench) -> None:
-    run = bench.prepare("taken", model__pause=0.05)
-    job = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
-    with bench.held_at(run, 3):
-        second = bench.sbatch(*TWO_BY_TWO, str(SBATCH / "train.sbatch"), "runs/taken")
-        bench.wait_for_end(second, "FAILED")
-    bench.wait_for_end(job)
-    assert outcome(run) == ("finished", ["finished"]), bench.told(run)
-    assert bench.slurm.scontrol_show_job(second)["ExitCode"] == "2:0"
-    told = (bench.folder / f"slurm-{second}.out").read_text()
-    assert f"taken: job {job} already has this run; job {second} does not start" in told
-
-
-@pytest.mark.slow
 def test_each_element_of_an_array_keeps_its_own_budget(bench: Bench) -> None:
     names = [f"sweep-{seed}" for seed in range(2)]
     runs = [
@@ -101,13 +87,3 @@ def test_each_element_of_an_array_keeps_its_own_budget(bench: Bench) -> None:
         bench.wait_for_end(f"{array}_{element}")
     assert outcome(runs[0]) == ("finished", ["finished"]), bench.told(runs[0])
     assert outcome(runs[1]) == ("finished", ["preemption", "finished"]), bench.told(runs[1])
-
-
-@pytest.mark.slow
-def test_five_ranks_on_three_nodes_train(bench: Bench) -> None:
-    run = bench.prepare("uneven", job__nodes=1, job__gpus=5, train__batch_size=40)
-    job = bench.sbatch("--nodes=3", "--ntasks=5", str(SBATCH / "train.sbatch"), "runs/uneven")
-    bench.wait_for_end(job)
-    assert outcome(run) == ("finished", ["finished"]), bench.told(run)
-    assert jobs.events(run, "opened")[0].fields["nodes"] == 3
-    assert "5 ranks" in bench.hpcrun("logs", "uneven")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from hpcrun import slurm as commands
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.node_setup import node_setup_command
 from tests import jobs
 
 from .cluster import SlurmCluster
@@ -32,11 +30,6 @@ def plain() -> Iterator[SlurmCluster]:
 @pytest.fixture(scope="module")
 def typed() -> Iterator[SlurmCluster]:
     yield from running("typed", nodes=2, gpus=(4, 2), gpu_types=("a100", "h100"))
-
-
-@pytest.fixture(scope="module")
-def big() -> Iterator[SlurmCluster]:
-    yield from running("big", nodes=1, accounting=True)
 
 
 def hpcrun(
@@ -126,28 +119,6 @@ def test_a_type_that_the_partition_lacks_is_refused(typed: SlurmCluster) -> None
     assert "no node of this cluster has GPUs of type v100; there are: a100, h100" in done.stderr
 
 
-def test_node_setup_runs_one_task_per_node(typed: SlurmCluster) -> None:
-    folder = typed.shared / "staging"
-    typed.run(["mkdir", str(folder)])
-
-    def step(*lines: str) -> str:
-        script = f"#!/bin/bash\n{shlex.join(node_setup_command({'SLURM_NNODES': '2'}, [], lines, folder))}\n"
-        options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=2")
-        return typed.sbatch(*options, f"--output={folder}/batch-%j.log", script=script)
-
-    assert typed.wait_state(step("nproc; hostname")) == "COMPLETED"
-    logs = {path.name: path.read_text().split() for path in folder.glob("node-setup-*.log")}
-    assert {name: words[1:] for name, words in logs.items()} == {
-        "node-setup-node1.log": ["node1"],
-        "node-setup-node2.log": ["node2"],
-    }
-    job = step('[ "$SLURMD_NODENAME" = node1 ] || cd /nonexistent', "sleep 1")
-    assert typed.wait_state(job) == "FAILED"
-    told = (folder / f"batch-{job}.log").read_text()
-    assert "srun: error: node2: task 1: Exited with exit code 1" in told
-    assert "node_setup failed on node2" in (folder / "node-setup-node2.log").read_text()
-
-
 def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None:
     lines = '["echo ready > /tmp/prepared-$SLURM_CLUSTER_NAME-$SLURMD_NODENAME"]'
     command = 'cat "/tmp/prepared-$SLURM_CLUSTER_NAME-$SLURMD_NODENAME"'
@@ -157,16 +128,6 @@ def test_a_run_prepares_both_nodes_before_its_ranks(typed: SlurmCluster) -> None
     assert typed.wait_state(job) == "COMPLETED"
     logs = typed.shared / "runs" / "staged" / "logs" / job / "restart-0"
     assert "ready" in (logs / "rank-00001.log").read_text()
-
-
-@pytest.mark.slow
-def test_the_shells_default_cluster_affects_no_query(big: SlurmCluster) -> None:
-    job = submit(big, "near", "job.sbatch_args=[--hold]")
-    # An unknown cluster: squeue would ask it and find no job.
-    wrong = {"SLURM_CLUSTERS": "nowhere"}
-    assert "it is held" in hpcrun(big, "status", "near", env=wrong).stdout
-    assert hpcrun(big, "cancel", "near", env=wrong).returncode == 0
-    assert big.state(job) == "CANCELLED"
 
 
 def test_another_job_with_the_same_id_is_never_canceled(typed: SlurmCluster) -> None:

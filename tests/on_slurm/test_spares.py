@@ -78,6 +78,7 @@ def test_a_spare_that_dies_ends_nothing(spare_bench, calm):
     bench = spare_bench
     run = bench.submit("calm", "--spares", "1", model__pause=0.2)
     bench.wait_for_step(run, 5)
+    bench.slurm.cut_link("node3")
     bench.slurm.kill_node("node3")
     assert wait_for_event(bench, run, "spare-lost").fields["host"] == "node3"
     wait_for_finish(bench, run)

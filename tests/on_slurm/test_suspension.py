@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,21 +10,12 @@ from hpcrun import slurm
 from hpcrun.job.scheduler_view import view_of
 from tests import jobs
 
-from . import cluster
-from .cluster import PATIENCE, Partition
+from .cluster import PATIENCE
 from .training import Bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 SUSPENDED_S = 22.0
-SUSPENDING = {
-    "nodes": 2,
-    "partitions": (
-        Partition("batch", (("PriorityTier", "1"), ("PreemptMode", "SUSPEND"))),
-        Partition("urgent", (("PriorityTier", "100"), ("PreemptMode", "OFF"))),
-    ),
-    "settings": (("PreemptMode", "SUSPEND,GANG"), ("SchedulerTimeSlice", "30")),
-}
 
 
 def shown(bench: Bench, job: str) -> dict[str, str]:
@@ -45,6 +34,9 @@ def test_a_suspended_job_continues_at_the_same_step(bench, calm):
     bench.slurm.admin("scontrol", "suspend", job)
     assert bench.slurm.state(job) == "SUSPENDED"
     told = bench.hpcrun("status", "suspended").stdout
+    refused = bench.hpcrun("preempt", "suspended", check=False)
+    assert refused.returncode == 2
+    assert "is suspended and receives no signal" in refused.stderr
     time.sleep(SUSPENDED_S)
     bench.slurm.admin("scontrol", "resume", job)
     after = shown(bench, job)
@@ -62,36 +54,6 @@ def test_a_suspended_job_continues_at_the_same_step(bench, calm):
     # An end after a suspension is classified as a preemption.
     assert view_of(before).suspended is None
     assert view_of(after).suspended is not None
-
-
-@pytest.fixture
-def sharing() -> Iterator[Bench]:
-    """Two nodes with urgent jobs that suspend other jobs (gang scheduling)."""
-    name = f"pytest-{os.getpid()}-suspend"
-    try:
-        yield Bench(cluster.start(name, **SUSPENDING))
-    finally:
-        cluster.stop(name)
-
-
-def test_a_suspension_by_an_urgent_job_costs_only_time(sharing, calm):
-    run = sharing.submit("parked", model__pause=0.05, train__hang_after=8)
-    sharing.wait_for_step(run, 12)
-    site, job = sharing.slurm, sharing.job(run)
-    urgent = site.sbatch(
-        *("-p", "urgent", "-N2", "--ntasks-per-node=16", "--mem=100", "--output=/dev/null"),
-        *("--wrap", f"sleep {SUSPENDED_S:.0f}"),
-    )
-    site.wait_state(job, "SUSPENDED")
-    refused = sharing.hpcrun("preempt", "parked", check=False)
-    assert refused.returncode == 2
-    assert "is suspended and receives no signal" in refused.stderr
-    assert sharing.wait_for_end(run) == "COMPLETED", sharing.story(run)
-    assert site.state(urgent) == "COMPLETED"
-    assert sharing.causes(run) == ["finished"], sharing.story(run)
-    assert site.restarts(job) == 0
-    assert jobs.events(run, "suspended") != []
-    assert jobs.final_state(run) == jobs.final_state(calm)
 
 
 def test_a_suspended_script_continues_and_its_time_is_recorded(bench):

@@ -31,15 +31,3 @@ def test_an_extended_limit_is_used(bench):
     bench.slurm.admin("scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=10")
     assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["finished"]
-
-
-def test_a_shortened_limit_is_respected(bench, calm):
-    run = bench.submit("cut", **{"job.time": 30, **LONG})
-    bench.wait_for_step(run, 1)
-    bench.slurm.run(["scontrol", "update", f"jobid={bench.job(run)}", "TimeLimit=1"])
-    assert bench.wait_for_end(run, timeout=600) == "COMPLETED", bench.story(run)
-    causes = bench.causes(run)
-    assert len(causes) >= 2
-    assert set(causes[:-1]) == {"time-limit"}
-    assert "DUE TO TIME LIMIT" not in bench.batch_log(run)
-    assert jobs.final_state(run) == jobs.final_state(calm)

@@ -110,6 +110,7 @@ def measure(
         launchers = Ends(system.launchers())
         fault = time.time()
         if case == "lost node":
+            slurm.cut_link(victim.host)
             slurm.kill_node(victim.host)
         else:
             os.kill(victim.pid, signal.SIGKILL if case == "crash" else signal.SIGSTOP)

@@ -50,6 +50,10 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
         "bash missing.sh torchrun",
         "./torchrun.py",
         "A=1",
+        "pip show deepspeed",
+        "uv pip install deepspeed",
+        "python -m pip install deepspeed",
+        "bash -c 'module load deepspeed; which torchrun && python train.py'",
     ],
 )
 def test_a_word_that_only_looks_like_one_is_skipped(line: str, tmp_path: Path) -> None:
