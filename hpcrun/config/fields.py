@@ -201,6 +201,14 @@ def _check_text(text: str) -> str:
     return text
 
 
+def _check_interface(names: str) -> str:
+    if names == "auto":
+        raise ValueError(
+            "auto is no longer a choice; name the interfaces, such as ib0, or omit the key"
+        )
+    return names
+
+
 def _check_image(image: str) -> str:
     _check_text(image)
     if image.startswith(("/", "./", "../", "~")) or image.endswith((".sif", ".sqsh")):
@@ -287,6 +295,7 @@ TimeLimit = Annotated[str, BeforeValidator(_as_time)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
 StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
+Interfaces = Annotated[Word, AfterValidator(_check_interface)]
 Option = Annotated[str, AfterValidator(_check_option)]
 SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]

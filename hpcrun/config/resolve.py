@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.node_counts import node_contradictions
-from hpcrun.config.problems import ConfigError, Problem, unknown, words
+from hpcrun.config.problems import ConfigError, Problem, unknown, value_text, words
+from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
 from hpcrun.config.training import DataOptions, ModelOptions
@@ -53,13 +54,27 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(path: str | Path) -> Config:
+def load_resolved(path: str | Path, tell: Callable[[str], None] | None = None) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
+    Args:
+        tell: gets a line if the file has keys of an earlier version, which are ignored.
+
     Raises:
-        ConfigError: the file cannot be read, or is not a valid config.
+        ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
+            for something that this version does not have.
     """
-    return resolve([file_layer(path)])
+    layer = file_layer(path)
+    values, ignored, refused = without_removed(layer.values)
+    if refused:
+        remedy = "continue with the version of hpcrun that began the run, or start another run"
+        raise ConfigError(
+            Problem(layer.where[key], key, f"this version has no {value_text(value)}; {remedy}")
+            for key, value in refused.items()
+        )
+    if ignored and tell is not None:
+        tell(f"{path}: ignores keys that an earlier version wrote: {', '.join(ignored)}")
+    return resolve([Layer(values, layer.where)])
 
 
 def with_task_options(

@@ -14,6 +14,7 @@ from hpcrun.config.fields import (
     FromZero,
     GpuCount,
     Image,
+    Interfaces,
     Memory,
     Mount,
     NotNegative,
@@ -109,7 +110,7 @@ class Job(Section):
     reservation: Annotated[Word | None, SubmitOption("NAME", sbatch="reservation")] = Field(
         default=None, description="Slurm reservation to run in."
     )
-    interface: Word | None = Field(
+    interface: Interfaces | None = Field(
         default=None, description="Network interfaces, as in NCCL_SOCKET_IFNAME."
     )
     exclusive: Annotated[bool, SubmitOption(sbatch="exclusive")] = Field(

@@ -106,6 +106,7 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ("job: {sbatch_args: [-Mbig]}", "job.sbatch_args.0: '-Mbig': a job goes to the cluster of"),
         ("job: {sbatch_args: [--err=x]}", "job.sbatch_args.0: '--err=x': hpcrun reads Slurm's"),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
+        ("job: {interface: auto}", "job.interface: auto is no longer a choice; name the interf"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),
         ("job: {partition: ''}", "job.partition: is empty; omit the key, or write null"),
         ("job: {mem: lots}", "job.mem: should be a size such as 64G or 512M, not 'lots'"),
