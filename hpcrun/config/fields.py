@@ -156,16 +156,16 @@ def _check_option(option: str) -> str:
 
 def _check_sbatch_option(option: str) -> str:
     _check_option(option)
-    if gives(option, "array", "a"):
+    if _gives(option, "array", "a"):
         raise ValueError(
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
-    if gives(option, "output", "o") or gives(option, "error", "e"):
+    if _gives(option, "output", "o") or _gives(option, "error", "e"):
         raise ValueError(
             f"{value_text(option)}: hpcrun reads Slurm's messages in the run's own log; remove the option"
         )
-    if gives(option, "clusters", "M"):
+    if _gives(option, "clusters", "M"):
         raise ValueError(
             f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "
             "login host of the other cluster (--host HOST)"
@@ -173,7 +173,7 @@ def _check_sbatch_option(option: str) -> str:
     return option
 
 
-def gives(option: str, long: str, short: str = "") -> bool:
+def _gives(option: str, long: str, short: str = "") -> bool:
     """Return True if the option of sbatch is ``--long`` or ``-short``, with or without a value."""
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
     # sbatch accepts the first letters of a long option.

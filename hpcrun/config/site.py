@@ -63,8 +63,6 @@ class SiteFile:
                 if value is None:
                     continue
             found.append(rule.problem(value, value_at(plain, rule.key), where))
-        own = plain["job"]["sbatch_args"]
-        found += [rule.hidden(config.job.sbatch_args, own, where) for rule in self.rules]
         if problems := [problem for problem in found if problem is not None]:
             raise ConfigError(problems)
 
