@@ -84,8 +84,6 @@ _DEFAULTS = {
 }
 # Values for "no time limit". A job of hpcrun always has a limit, because the warning precedes it.
 _UNLIMITED = ("infinite", "unlimited", "-1")
-# Variables that sbatch sets for a job besides SLURM_*.
-_TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
@@ -117,15 +115,6 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
         for name, key in _DEFAULTS.items()
         if environ.get(name) and not (key == "time" and environ[name].strip().lower() in _UNLIMITED)
     }
-
-
-def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that sbatch would read, and that a submission neither passes on nor reads."""
-    taken = sbatch_defaults(environ)
-    ours = (name for name in environ if name.startswith("SBATCH_") and environ[name])
-    return sorted(
-        name for name in ours if name not in taken and not name.startswith(_TOLD_BY_SBATCH)
-    )
 
 
 def export_lines(variables: Mapping[str, str]) -> list[str]:

@@ -16,7 +16,6 @@ from hpcrun.slurm.environment import (
     export_lines,
     sbatch_defaults,
     scrub,
-    unused_by_sbatch,
 )
 
 
@@ -66,12 +65,10 @@ def test_slurms_variables_for_mpirun_stay_in_that_job() -> None:
 def test_defaults_for_sbatch_are_known_in_an_enclosing_job() -> None:
     own = {"SBATCH_ACCOUNT": "astro", "SBATCH_QOS": "", "SBATCH_GRES": "fpga:1", "SLURM_CONF": "/x"}
     assert sbatch_defaults(own) == {"SBATCH_ACCOUNT": "account"}
-    assert unused_by_sbatch(own) == ["SBATCH_GRES"]
     assert sbatch_defaults({"SBATCH_TIMELIMIT": "UNLIMITED"}) == {}
     assert sbatch_defaults({"SBATCH_TIMELIMIT": "30"}) == {"SBATCH_TIMELIMIT": "time"}
     inside = own | {"SLURM_JOB_ID": "7", "SBATCH_CPU_BIND_LIST": "0x1"}
     assert sbatch_defaults(inside) == {}
-    assert unused_by_sbatch(inside) == ["SBATCH_ACCOUNT", "SBATCH_GRES"]
 
 
 def test_values_with_commas_are_one_quoted_line() -> None:

@@ -1,6 +1,5 @@
 """The submission of a run, or of an array of a sweep, to Slurm."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from hpcrun.slurm.avoided_nodes import (
     take_back_if_stuck,
     with_options,
 )
-from hpcrun.slurm.environment import unused_by_sbatch
 from hpcrun.slurm.launch.array import ArrayTasks
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
@@ -49,7 +47,6 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
             "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
             "--executor local"
         )
-    say_what_sbatch_is_spared()
     # The caller has fitted the elements of a sweep to the cluster.
     wanted = fitted_to_slurm(config, submits=True) if array is None else config
     bad = bad_nodes(config.job)
@@ -136,18 +133,6 @@ def bad_nodes(job: Job) -> list[str]:
             f"{job.exclude_hours:g} h (job.exclude_after)"
         )
     return bad
-
-
-def say_what_sbatch_is_spared() -> None:
-    unused = unused_by_sbatch(os.environ)
-    if unused:
-        inside = (
-            " (inside a job they may belong to that job)" if "SLURM_JOB_ID" in os.environ else ""
-        )
-        say_aside(
-            f"hpcrun: not passed to sbatch: {', '.join(unused)}{inside}; if the job needs one, set "
-            "it with job.sbatch_args or another key or flag"
-        )
 
 
 def _executor(

@@ -54,14 +54,8 @@ def choose_executor(config: Config) -> ExecutorName:
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
-        from hpcrun.slurm.launch.slurm_submission import (
-            bad_nodes,
-            fitted_to_slurm,
-            say_what_sbatch_is_spared,
-        )
+        from hpcrun.slurm.launch.slurm_submission import bad_nodes, fitted_to_slurm
 
-        if executor == "slurm":
-            say_what_sbatch_is_spared()
         return batch_script(batch_request(run, fitted_to_slurm(config), bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job
