@@ -149,4 +149,8 @@ def _executor(
 
 def _refusal(words: str) -> str:
     reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
-    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
+    if "Invalid job array specification" in words:
+        remedy = "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
+    else:
+        remedy = "change the `job:` section or the flags, and see `sinfo`"
+    return f"sbatch refused: {reason}; {remedy}"
