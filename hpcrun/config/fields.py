@@ -22,6 +22,7 @@ _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a folder name may have 255 bytes; hpcrun appends suffixes
 _MAX = 10**12  # of steps, samples or seconds; more is a typing error
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
     r"(?:gpu:)?(?:(?P<type>[A-Za-z0-9][\w.-]*):)?(?P<count>[0-9]{1,6})", re.ASCII
@@ -186,6 +187,8 @@ def _check_env_name(name: str) -> str:
         raise ValueError(
             "is not a valid name of an environment variable; use letters, digits and _, no digit first"
         )
+    if name in _READ_ONLY:
+        raise ValueError("is a variable that bash keeps read-only; remove it")
     return name
 
 

@@ -96,6 +96,7 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ("job: {env: [A]}", 'job.env: should be keys and values, not ["A"]'),
         ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes if it looks like"),
         ("job: {env: {A-B: 1}}", "job.env.A-B: is not a valid name of an environment variable"),
+        ("job: {env: {UID: 1}}", "job.env.UID: is a variable that bash keeps read-only; remove it"),
         ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
         ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
         ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
