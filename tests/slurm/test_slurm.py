@@ -97,11 +97,6 @@ def test_what_is_not_a_job_id_reaches_no_command(job: str) -> None:
             build(job)
 
 
-def test_a_signal_that_is_none_is_refused() -> None:
-    with pytest.raises(ClusterError, match="signal"):
-        slurm.scancel_command("7", "--me")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
