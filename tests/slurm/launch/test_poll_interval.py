@@ -16,11 +16,3 @@ def test_waiting_for_an_end_asks_slurm_rarely() -> None:
     asked = [at for at in accumulate(islice(pauses("slurm", 0.2), 50)) if at < 60]
     assert len(asked) < 20
     assert asked[3] < 2
-
-
-def test_what_files_tell_is_looked_at_at_one_pace() -> None:
-    assert set(islice(pauses("local", 0.2), 50)) == {0.2}
-
-
-def test_a_first_pause_that_is_longer_than_the_longest_stays() -> None:
-    assert set(islice(pauses("slurm", 90.0), 5)) == {90.0}
