@@ -14,7 +14,7 @@ from hpcrun.config.compare import (
     recorded,
     training_differences,
 )
-from hpcrun.config.fields import check_name, masked, masked_values, masked_words
+from hpcrun.config.fields import check_name
 from hpcrun.config.layers import (
     Layer,
     file_layer,
@@ -38,7 +38,7 @@ from hpcrun.config.training import (
     Train,
     Watch,
 )
-from hpcrun.config.writer import json_schema, to_yaml
+from hpcrun.config.writer import json_schema, masked, masked_values, masked_words, to_yaml
 
 __all__ = [
     "FSDP",

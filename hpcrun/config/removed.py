@@ -12,13 +12,12 @@ _ANY = object()
 _REMOVED: dict[str, Any] = {
     "checkpoint.stage_dir": None,
     "fsdp.buffer_dtype": None,
-    # These keys had an effect only together with a value that this version refuses.
+    # These keys had an effect only together with a value that this version refuses, or chose a folder.
     **dict.fromkeys(
         ("fsdp.min_parameters", "optim.muon_momentum", "train.checkpoint_blocks"), _ANY
     ),
-    **dict.fromkeys(("train.lr_base_batch", "train.powersgd_rank", "train.powersgd_start"), _ANY),
-    # The key chose a folder.
-    "train.compile_cache": _ANY,
+    **dict.fromkeys(("train.compile_cache", "train.lr_base_batch"), _ANY),
+    **dict.fromkeys(("train.powersgd_rank", "train.powersgd_start"), _ANY),
     "job.cluster": None,
     "job.same_code": False,
     "train.channels_last": False,
@@ -43,8 +42,7 @@ def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
         Keys are dotted.
     """
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-    ignored: list[str] = []
-    refused: dict[str, Any] = {}
+    ignored, refused = list[str](), dict[str, Any]()
     for key, present in _REMOVED.items():
         section, _, name = key.partition(".")
         part = kept.get(section)

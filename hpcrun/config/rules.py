@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcrun.config.fields import node_limits
 from hpcrun.config.layers import Layer
-from hpcrun.config.node_counts import node_limits
 from hpcrun.config.problems import ConfigError, Problem, unknown, words
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import kind_at, known_keys

@@ -17,6 +17,7 @@ from hpcrun.config.fields import (
     Interfaces,
     Memory,
     Mount,
+    NodeCount,
     NotNegative,
     Option,
     Positive,
@@ -29,9 +30,9 @@ from hpcrun.config.fields import (
     TaskName,
     TimeLimit,
     Word,
+    node_limits,
     time_seconds,
 )
-from hpcrun.config.node_counts import NodeCount, node_limits
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
