@@ -25,8 +25,7 @@ from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile
 from hpcrun.slurm.launch import stopping, submission
-from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import job_name
+from hpcrun.slurm.launch.batch_script import ArrayTasks, job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
 from hpcrun.slurm.local.submission import submit_local_sweep

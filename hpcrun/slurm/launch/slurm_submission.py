@@ -11,8 +11,7 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import write_atomic
 from hpcrun.slurm.avoided_nodes import NodeRequest, nodes_to_avoid, with_options
-from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script
+from hpcrun.slurm.launch.batch_script import ArrayTasks, batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
 from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Job
-from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
+from hpcrun.slurm.launch.batch_script import ArrayTasks, BatchRequest, batch_script
 
 
 def test_a_sweep_is_one_array_with_spans_and_a_limit() -> None:
