@@ -4,7 +4,6 @@ Imports no torch, so that every command that does not train answers immediately.
 """
 
 from hpcrun.config.compare import (
-    Changes,
     all_differences,
     changed_ways,
     changes_since,
@@ -15,7 +14,7 @@ from hpcrun.config.compare import (
     recorded,
     training_differences,
 )
-from hpcrun.config.fields import check_name, masked, masked_values, masked_words
+from hpcrun.config.fields import check_name
 from hpcrun.config.layers import (
     Layer,
     file_layer,
@@ -31,33 +30,27 @@ from hpcrun.config.resolve import (
     with_task_options,
 )
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
-from hpcrun.config.site import SiteFile, profile_layer, profile_path, read_site
+from hpcrun.config.site import profile_layer, profile_path, read_site
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
-    DataOptions,
     ModelOptions,
-    Optim,
     Train,
     Watch,
 )
-from hpcrun.config.writer import json_schema, to_yaml
+from hpcrun.config.writer import json_schema, masked, masked_values, masked_words, to_yaml
 
 __all__ = [
     "FSDP",
     "AMPConfig",
-    "Changes",
     "Checkpoint",
     "Config",
     "ConfigError",
-    "DataOptions",
     "Job",
     "Layer",
     "ModelOptions",
-    "Optim",
     "Problem",
     "Restarts",
-    "SiteFile",
     "Train",
     "Watch",
     "all_differences",

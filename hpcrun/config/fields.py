@@ -2,8 +2,6 @@
 
 A value for sbatch, a shell or the file system is checked here, because the message can still name its line in
 the config.
-
-Secrets are masked: ``watch.notify``, which may have the URL of a webhook, and the values of ``job.env``.
 """
 
 from __future__ import annotations
@@ -13,15 +11,29 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+)
 
 from hpcrun.config.problems import value_text
 
+MASK = "***"
+"""The text in place of a secret."""
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a folder name may have 255 bytes; hpcrun appends suffixes
 _MAX = 10**12  # of steps, samples or seconds; more is a typing error
+_MAX_NODES = 10**6  # more is a typing error
+_ONE_COUNT = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+_COUNTS = re.compile(r"([0-9]{1,18}) *- *([0-9]{1,18})", re.ASCII)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
     r"(?:gpu:)?(?:(?P<type>[A-Za-z0-9][\w.-]*):)?(?P<count>[0-9]{1,6})", re.ASCII
@@ -156,16 +168,16 @@ def _check_option(option: str) -> str:
 
 def _check_sbatch_option(option: str) -> str:
     _check_option(option)
-    if gives(option, "array", "a"):
+    if _gives(option, "array", "a"):
         raise ValueError(
             f"{value_text(option)}: an array would start the same run several times in parallel; "
             "submit several runs with --sweep KEY=VALUES"
         )
-    if gives(option, "output", "o") or gives(option, "error", "e"):
+    if _gives(option, "output", "o") or _gives(option, "error", "e"):
         raise ValueError(
             f"{value_text(option)}: hpcrun reads Slurm's messages in the run's own log; remove the option"
         )
-    if gives(option, "clusters", "M"):
+    if _gives(option, "clusters", "M"):
         raise ValueError(
             f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "
             "login host of the other cluster (--host HOST)"
@@ -173,7 +185,7 @@ def _check_sbatch_option(option: str) -> str:
     return option
 
 
-def gives(option: str, long: str, short: str = "") -> bool:
+def _gives(option: str, long: str, short: str = "") -> bool:
     """Return True if the option of sbatch is ``--long`` or ``-short``, with or without a value."""
     name = re.split(r"[=\s]", option, maxsplit=1)[0]
     # sbatch accepts the first letters of a long option.
@@ -186,6 +198,8 @@ def _check_env_name(name: str) -> str:
         raise ValueError(
             "is not a valid name of an environment variable; use letters, digits and _, no digit first"
         )
+    if name in _READ_ONLY:
+        raise ValueError("is a variable that bash keeps read-only; remove it")
     return name
 
 
@@ -199,6 +213,14 @@ def _check_text(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError(f"is not UTF-8 text: {value_text(text)}") from None
     return text
+
+
+def _check_interface(names: str) -> str:
+    if names == "auto":
+        raise ValueError(
+            "auto is no longer a choice; name the interfaces, such as ib0, or omit the key"
+        )
+    return names
 
 
 def _check_image(image: str) -> str:
@@ -242,6 +264,25 @@ def _check_notify(target: str) -> str:
     return target
 
 
+def _check_nodes(value: Any) -> int | str:
+    if value is None:
+        raise ValueError("may not be null; give it a value or omit the key")
+    text = str(value).strip()
+    known = isinstance(value, int | str) and not isinstance(value, bool)
+    found = _COUNTS.fullmatch(text)
+    if not known or not (found or _ONE_COUNT.fullmatch(text)):
+        kinds = "a whole number, or a range such as 2-4"
+        raise ValueError(f"should be {kinds}, not {value_text(value)}")
+    least, most = (int(found[1]), int(found[2])) if found else (int(text), int(text))
+    if least < 1:
+        raise ValueError(f"should be at least 1, not {value_text(value)}")
+    if most < least:
+        raise ValueError(f"ends before it begins: {value_text(value)}; write {most}-{least}")
+    if most > _MAX_NODES:
+        raise ValueError(f"should be at most {_MAX_NODES}, not {value_text(value)}")
+    return least if least == most else f"{least}-{most}"
+
+
 def _check_window(window: Any) -> Any:
     # A single step is read as a number. Steps of a window count from 1.
     text = str(window) if isinstance(window, int) and not isinstance(window, bool) else window
@@ -256,6 +297,12 @@ def _check_window(window: Any) -> Any:
     return text
 
 
+def _number_or(pattern: str) -> WithJsonSchema:
+    """Return the form of a count in an editor: a number, or a text with this pattern."""
+    forms = [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": pattern}]
+    return WithJsonSchema({"anyOf": forms})
+
+
 # The limits come first, because the check wraps the number's schema.
 _NUMBER = BeforeValidator(_refuse_bool)
 Count = Annotated[int, Field(ge=1, le=_MAX), _NUMBER]
@@ -264,15 +311,14 @@ GpuCount = Annotated[
     Field(ge=1),
     _NUMBER,
     # The merge of layers moves the type to its own key, but an editor sees the file before the merge.
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": "^(gpu:)?([A-Za-z0-9][A-Za-z0-9_.-]*:)?[0-9]+$"},
-            ]
-        },
-    ),
+    _number_or("^(gpu:)?([A-Za-z0-9][A-Za-z0-9_.-]*:)?[0-9]+$"),
 ]
+NodeCount = Annotated[
+    int | str,
+    PlainValidator(_check_nodes),
+    _number_or("^[0-9]+(-[0-9]+)?$"),
+]
+"""A number of nodes, or the text ``2-4``."""
 FromZero = Annotated[int, Field(ge=0, le=_MAX), _NUMBER]
 Seed = Annotated[int, Field(ge=0, lt=2**63), _NUMBER]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), _NUMBER]
@@ -287,6 +333,7 @@ TimeLimit = Annotated[str, BeforeValidator(_as_time)]
 Memory = Annotated[str, AfterValidator(_check_memory)]
 StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
+Interfaces = Annotated[Word, AfterValidator(_check_interface)]
 Option = Annotated[str, AfterValidator(_check_option)]
 SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
 ShellText = Annotated[str, AfterValidator(_check_text)]
@@ -294,6 +341,12 @@ Image = Annotated[str, AfterValidator(_check_image)]
 Mount = Annotated[str, AfterValidator(_check_mount)]
 NotifyTarget = Annotated[str, AfterValidator(_check_notify)]
 EnvName = Annotated[str, AfterValidator(_check_env_name)]
+
+
+def node_limits(nodes: int | str) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes of a checked value of ``job.nodes``."""
+    least, _, most = str(nodes).partition("-")
+    return int(least), int(most or least)
 
 
 @dataclass(frozen=True)
@@ -328,39 +381,3 @@ class TaskSection(Section):
     def own(self) -> dict[str, Any]:
         """Values of the keys that belong to the task, without those of the section itself."""
         return dict(self.model_extra or {})
-
-
-MASK = "***"
-_URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
-_SECRET = re.compile(
-    r"((?:--)?(?:watch\.)?notify=|\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL
-)
-
-
-def masked(text: str) -> str:
-    """Return ``text`` with ``***`` for every URL: who knows that of a webhook can write to its channel."""
-    return _URL.sub(MASK, text)
-
-
-def masked_words(words: list[str]) -> list[str]:
-    """Return the ``words`` of a command line with the values of `watch.notify=` and `job.env.X=` masked.
-
-    The text of a program (``python -c``) is masked too: it may call ``hpcrun.submit`` with such values.
-    """
-    shown = [
-        MASK if before == "-c" and "(" in word else word
-        for before, word in zip(["", *words], words, strict=False)
-    ]
-    return [_SECRET.sub(rf"\1{MASK}", word) if _SECRET.fullmatch(word) else word for word in shown]
-
-
-def masked_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` and ``job.env`` masked."""
-    watch, job = values.get("watch"), values.get("job")
-    if isinstance(watch, dict) and isinstance(watch.get("notify"), str):
-        values = {**values, "watch": {**watch, "notify": MASK}}
-    if isinstance(job, dict) and job.get("env"):
-        env = job["env"]
-        shown = dict.fromkeys(env, MASK) if isinstance(env, dict) else MASK
-        values = {**values, "job": {**job, "env": shown}}
-    return values

@@ -16,7 +16,6 @@ from hpcrun.config.problems import ConfigError, Problem, printable, value_text
 from hpcrun.config.shape import kind_at
 
 _TAG = "tag:yaml.org,2002:"
-_MOST_VALUES = 100_000  # nested aliases multiply: a small file must not fill the memory
 # Numbers with leading zeros, and numbers too long for Python to convert, stay text.
 SCALARS = {
     "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
@@ -99,14 +98,9 @@ class _Walk:
         self.place = place
         self.where: dict[str, str] = {}
         self.problems: list[tuple[int, Problem]] = []
-        self._values = 0
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
         """Return the plain value of the node at a path of keys."""
-        self._values += 1
-        if self._values > _MOST_VALUES:
-            text = f"contains more than {_MOST_VALUES} values"
-            raise ConfigError([Problem(self.place(1), "", text)])
         if path:
             self.where.setdefault(".".join(path), self.place(node.start_mark.line + 1))
         if isinstance(node, yaml.ScalarNode):

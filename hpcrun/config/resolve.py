@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
-from hpcrun.config.node_counts import node_contradictions
-from hpcrun.config.problems import ConfigError, Problem, unknown, words
+from hpcrun.config.problems import ConfigError, Problem, unknown, value_text, words
+from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
 from hpcrun.config.training import DataOptions, ModelOptions
@@ -53,13 +53,27 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(path: str | Path) -> Config:
+def load_resolved(path: str | Path, tell: Callable[[str], None] | None = None) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
+    Args:
+        tell: gets a line if the file has keys of an earlier version, which are ignored.
+
     Raises:
-        ConfigError: the file cannot be read, or is not a valid config.
+        ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
+            for something that this version does not have.
     """
-    return resolve([file_layer(path)])
+    layer = file_layer(path)
+    values, ignored, refused = without_removed(layer.values)
+    if refused:
+        remedy = "continue with the version of hpcrun that began the run, or start another run"
+        raise ConfigError(
+            Problem(layer.where[key], key, f"this version has no {value_text(value)}; {remedy}")
+            for key, value in refused.items()
+        )
+    if ignored and tell is not None:
+        tell(f"{path}: ignores keys that an earlier version wrote: {', '.join(ignored)}")
+    return resolve([Layer(values, layer.where)])
 
 
 def with_task_options(
@@ -124,7 +138,7 @@ def _line_order(problem: Problem) -> tuple[str, int]:
 def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
     """Yield contradictions between valid keys: the keys, starting with the key to change, and the text."""
     job, train = config.job, config.train
-    yield from node_contradictions(config)
+    yield from _of_nodes(config)
     if train.micro_batch is not None and train.accumulation > 1:
         yield (
             ["train.accumulation", "train.micro_batch"],
@@ -213,3 +227,46 @@ def _of_tasks(config: Config) -> Iterator[tuple[list[str], str]]:
             "training by hpcrun has one task per GPU; set job.gpus instead, or write your command after "
             "`--`",
         )
+
+
+def _of_nodes(config: Config) -> Iterator[tuple[list[str], str]]:
+    """Yield what contradicts the number of nodes: the keys, starting with the key to change, and the text."""
+    job, train = config.job, config.train
+    ranks = job.tasks_on_node * (train.accumulation if train.micro_batch is None else 1)
+    parts = job.max_nodes * ranks
+    # A command of the user may divide its work in any way.
+    if train.batch_size < parts and not config.command:
+        # Uneven micro-batches are weighted, so every number of nodes with enough samples gives the mean of
+        # the batch.
+        fits = train.batch_size // ranks
+        fewer = f", or job.nodes={_as_range(job.min_nodes, fits)}" if fits >= job.min_nodes else ""
+        yield (
+            ["train.batch_size", "job.gpus", "job.nodes", "train.accumulation"],
+            f"{train.batch_size} samples are too few for {job.max_nodes} x {job.gpus} ranks x "
+            f"{ranks // job.tasks_on_node} micro-batches, each with at least one; use {parts} or more"
+            f"{fewer if job.elastic else ''}",
+        )
+    if job.spares and not config.restarts.in_place:
+        yield (
+            ["job.spares", "restarts.in_place"],
+            "a spare node serves a restart inside the allocation; set restarts.in_place=true, "
+            "or use no spares",
+        )
+    if not job.elastic:
+        return
+    if job.spares:
+        yield (
+            ["job.spares", "job.nodes"],
+            f"a job with {job.nodes} nodes continues without a lost node, so spare nodes would be idle; use "
+            "one number of nodes, or no spares",
+        )
+    if train.deterministic == "strict" and not config.command:
+        yield (
+            ["job.nodes", "train.deterministic"],
+            f"strict refuses other bits on resume, and the bits depend on the number of nodes, {job.nodes}; "
+            "use one number of nodes, or train.deterministic=true",
+        )
+
+
+def _as_range(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least}-{most}"

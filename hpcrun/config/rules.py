@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hpcrun.config.fields import gives
+from hpcrun.config.fields import node_limits
 from hpcrun.config.layers import Layer
-from hpcrun.config.node_counts import node_limits
 from hpcrun.config.problems import ConfigError, Problem, unknown, words
-from hpcrun.config.schema import Config, submit_options
+from hpcrun.config.schema import Config
 from hpcrun.config.shape import kind_at, known_keys
 
 SECTIONS = ("forbid", "require")
@@ -27,17 +26,6 @@ EXECUTOR = "job.executor"
 _KIB = {"K": 1, "M": 2**10, "G": 2**20, "T": 2**30}
 # sbatch(1): the operators of --constraint, and the separator of the names in other options.
 _OPERATORS = {"job.constraint": r"[,&|()\[\]]|\*\d+"}
-# sbatch(1): the short form of an option that has the value of a key.
-_SHORT = {
-    **{"account": "A", "constraint": "C", "cpus-per-task": "c", "exclude": "x"},
-    **{"gpus": "G", "nodes": "N", "partition": "p", "qos": "q", "time": "t"},
-}
-# sbatch(1): further options that request the resource of a key.
-_OTHER_OPTIONS = {
-    "job.gpus": ("gpus-per-node", "gpus-per-task", "gpus-per-socket", "tres-per-task"),
-    "job.mem": ("mem-per-cpu", "mem-per-gpu"),
-    "job.cpus_per_task": ("cpus-per-gpu",),
-}
 
 
 @dataclass(frozen=True)
@@ -114,31 +102,6 @@ class Rule:
         if self.required:
             return None if whole else next((word for known, word in found if not known), None)
         return next((word for known, word in found if known), value if whole else None)
-
-    def hidden(
-        self, options: Sequence[str], plain: Sequence[str], where: Callable[[str], str]
-    ) -> Problem | None:
-        """Return the problem of further ``options`` of sbatch, which would replace the value of the key.
-
-        Args:
-            plain: the options without the user's files and flags.
-            where: the function of :func:`hpcrun.config.locate`.
-        """
-        section, _, name = self.key.partition(".")
-        mark, _ = submit_options().get(name, (None, ""))
-        if section != "job" or mark is None:
-            return None
-        long = mark.sbatch or name.replace("_", "-")
-        for option in options:
-            replaced = gives(option, long, _SHORT.get(long, "")) or any(
-                gives(option, other) for other in _OTHER_OPTIONS.get(self.key, ())
-            )
-            if self.key == "job.gpus" and gives(option, "gres"):
-                replaced = "gpu" in option
-            if option not in plain and replaced:
-                text = f"{option}: this site has a rule for {self.key} ({self.place}); use this key"
-                return Problem(where("job.sbatch_args"), "job.sbatch_args", text)
-        return None
 
     def _with_remedy(self, text: str, remedy: str) -> str:
         return f"{text}: {self.message}" if self.message else f"{text}; {remedy}"

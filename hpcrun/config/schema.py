@@ -14,8 +14,10 @@ from hpcrun.config.fields import (
     FromZero,
     GpuCount,
     Image,
+    Interfaces,
     Memory,
     Mount,
+    NodeCount,
     NotNegative,
     Option,
     Positive,
@@ -28,9 +30,9 @@ from hpcrun.config.fields import (
     TaskName,
     TimeLimit,
     Word,
+    node_limits,
     time_seconds,
 )
-from hpcrun.config.node_counts import NodeCount, node_limits
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -109,7 +111,7 @@ class Job(Section):
     reservation: Annotated[Word | None, SubmitOption("NAME", sbatch="reservation")] = Field(
         default=None, description="Slurm reservation to run in."
     )
-    interface: Word | None = Field(
+    interface: Interfaces | None = Field(
         default=None, description="Network interfaces, as in NCCL_SOCKET_IFNAME."
     )
     exclusive: Annotated[bool, SubmitOption(sbatch="exclusive")] = Field(

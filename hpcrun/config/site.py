@@ -19,7 +19,6 @@ from hpcrun.config.resolve import resolve
 from hpcrun.config.rules import EXECUTOR, SECTIONS, Rule, read_rules, value_at
 from hpcrun.config.schema import Config
 from hpcrun.folders import HOSTS, settings_folder
-from hpcrun.printing import say_aside
 
 SITE = "HPCRUN_SITE"
 PROFILE = "HPCRUN_PROFILE"
@@ -63,8 +62,6 @@ class SiteFile:
                 if value is None:
                     continue
             found.append(rule.problem(value, value_at(plain, rule.key), where))
-        own = plain["job"]["sbatch_args"]
-        found += [rule.hidden(config.job.sbatch_args, own, where) for rule in self.rules]
         if problems := [problem for problem in found if problem is not None]:
             raise ConfigError(problems)
 
@@ -129,8 +126,7 @@ def _refuse_others(layer: Layer, sections: Collection[str], text: str) -> None:
 def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path | None:
     """Return the path of the site profile that applies, or None.
 
-    Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies, or the
-    only profile in this folder. Of several other profiles none applies, and a line says so.
+    Without a choice, ``default.yaml`` in ``~/.config/hpcrun`` (``$XDG_CONFIG_HOME/hpcrun``) applies.
 
     Args:
         environ: the environment, with ``HPCRUN_PROFILE``.
@@ -144,17 +140,8 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
     asked = wanted if wanted is not None else environ.get(PROFILE)
     if asked is not None:
         return _named(asked, folder, "--profile" if wanted is not None else f"${PROFILE}")
-    profiles = _profiles(folder)
-    if (folder / "default.yaml") in profiles:
-        return folder / "default.yaml"
-    if len(profiles) > 1:
-        # A second profile ends the automatic choice of the first.
-        say_aside(
-            f"hpcrun: none of the profiles in {folder} applies "
-            f"({', '.join(profile.stem for profile in profiles)}): choose with --profile or ${PROFILE}, "
-            "or rename one to default.yaml; --profile '' chooses none"
-        )
-    return profiles[0] if len(profiles) == 1 else None
+    default = folder / "default.yaml"
+    return default if default.is_file() else None
 
 
 def profile_layer(path: Path) -> Layer:
@@ -173,17 +160,12 @@ def profile_layer(path: Path) -> Layer:
     return layer
 
 
-def _profiles(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
-    return [path for path in found if path.name != HOSTS]
-
-
 def _named(asked: str, folder: Path, place: str) -> Path | None:
     if not asked:
         return None
     path = Path(asked).expanduser() if "/" in asked or "." in asked else folder / f"{asked}.yaml"
     if path.is_file():
         return path
-    known = [profile.stem for profile in _profiles(folder)]
+    known = sorted(profile.stem for profile in folder.glob("*.yaml") if profile.name != HOSTS)
     there = f"available: {', '.join(known)}" if known else f"{folder} has no profiles"
     raise ConfigError([Problem(place, "", f"no profile {path}; {there}")])

@@ -1,12 +1,16 @@
-"""Serialization of a config: YAML for the run directory, and the JSON schema for editors."""
+"""Serialization of a config: YAML for the run directory, and the JSON schema for editors.
+
+Secrets are masked: ``watch.notify``, which may have the URL of a webhook, and the values of ``job.env``.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
-from hpcrun.config.fields import masked_values
+from hpcrun.config.fields import MASK
 from hpcrun.config.reader import SCALARS
 from hpcrun.config.schema import Config
 
@@ -54,3 +58,38 @@ def json_schema() -> dict[str, Any]:
     Source: the dialect is draft 2020-12, as pydantic's ``model_json_schema`` writes it.
     """
     return Config.model_json_schema()
+
+
+_URL = re.compile(r"https?://[^\s'\"|;<>]*[^\s'\"|;<>:,.)]", re.IGNORECASE)
+_SECRET = re.compile(
+    r"((?:--)?(?:watch\.)?notify=|\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL
+)
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with ``***`` for every URL: who knows that of a webhook can write to its channel."""
+    return _URL.sub(MASK, text)
+
+
+def masked_words(words: list[str]) -> list[str]:
+    """Return the ``words`` of a command line with the values of `watch.notify=` and `job.env.X=` masked.
+
+    The text of a program (``python -c``) is masked too: it may call ``hpcrun.submit`` with such values.
+    """
+    shown = [
+        MASK if before == "-c" and "(" in word else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return [_SECRET.sub(rf"\1{MASK}", word) if _SECRET.fullmatch(word) else word for word in shown]
+
+
+def masked_values(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` and ``job.env`` masked."""
+    watch, job = values.get("watch"), values.get("job")
+    if isinstance(watch, dict) and isinstance(watch.get("notify"), str):
+        values = {**values, "watch": {**watch, "notify": MASK}}
+    if isinstance(job, dict) and job.get("env"):
+        env = job["env"]
+        shown = dict.fromkeys(env, MASK) if isinstance(env, dict) else MASK
+        values = {**values, "job": {**job, "env": shown}}
+    return values

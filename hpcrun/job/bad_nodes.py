@@ -16,7 +16,6 @@ from hpcrun.slurm.avoided_nodes import (
     excluded_nodes,
     nodes_to_avoid,
     request_of,
-    take_back_if_stuck,
 )
 
 
@@ -58,12 +57,6 @@ def exclude_bad_nodes(
         return
     note(run, "excluded", attempt, hosts=bad)
     _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
-    reason = take_back_if_stuck(waiting, given)
-    if reason is not None:
-        note(run, "excluded", attempt, hosts=[], reason=reason)
-        _print(
-            f"the exclusion of nodes is withdrawn, because Slurm has no other node for the job ({reason})"
-        )
 
 
 def record_bad_nodes(run: RunDirectory, attempt: Attempt, classification: Classification) -> None:

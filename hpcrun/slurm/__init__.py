@@ -5,7 +5,6 @@ No module of the package imports torch.
 """
 
 from hpcrun.slurm.answers import (
-    JobInfo,
     JobRecord,
     classify_requeue_error,
     is_unknown_job,
@@ -47,7 +46,6 @@ __all__ = [
     "OLDEST",
     "TIMED_OUT",
     "Completed",
-    "JobInfo",
     "JobRecord",
     "classify_requeue_error",
     "cluster_name",

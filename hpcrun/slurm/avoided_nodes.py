@@ -1,7 +1,7 @@
 """Nodes to exclude from a job, according to the bad-node list and to Slurm.
 
-A job that excludes all nodes on which it could run waits forever. So nodes are excluded only if enough
-nodes certainly remain, and the exclusion is withdrawn if Slurm then reports that no node fits.
+A job that excludes all nodes on which it could run waits forever. So a node is excluded only if enough nodes
+remain that have at least its CPUs, memory and GPUs: each job that fits the node also fits these.
 
 A bad node attracts jobs, because each job on it ends soon and leaves it free.
 
@@ -12,13 +12,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.slurm.commands import given_option
-from hpcrun.slurm.nodes import parse_gres, parse_sinfo_gres, sinfo_gres_command
+from hpcrun.slurm.nodes import NodeRow, parse_sinfo_gres, sinfo_gres_command
 from hpcrun.slurm.notation import expand
 
 _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
@@ -26,23 +26,20 @@ _DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
 _LIVING = ("idle", "mixed", "allocated", "completing", "planned")
 _NOT_NOW = ("*", "$")
 # With one of these options, only Slurm knows how many nodes fit.
-_FIXING = {"nodelist": "w", "nodefile": "F", "reservation": None, "constraint": "C"}
-_STUCK = ("BadConstraints", "ReqNodeNotAvail")
-_LOOKS, _PAUSE = 10, 0.2
+_FIXING = {"nodelist": "w", "nodefile": "F", "reservation": None, "constraint": "C", "tmp": None}
 
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """The nodes that a job requests: ``nodes`` of ``partition``, each with ``gpus`` (by type; "": any).
+    """The nodes that a job requests: ``nodes`` of ``partition``.
 
-    ``fixed``: requested by name, reservation or feature, so the number of alternatives is unknown.
+    ``fixed``: requested by name, reservation, feature or disk, so the number of alternatives is unknown.
     ``excluded``: nodes that the job already excludes.
     """
 
     partition: str | None
     nodes: int
     fixed: bool = False
-    gpus: Mapping[str, int] | None = None
     excluded: frozenset[str] = frozenset()
 
 
@@ -66,12 +63,11 @@ def request_of(facts: Mapping[str, str], nodes: int = 1) -> NodeRequest:
     """
     wanted = ("ReqNodeList", "Features", "Reservation")
     count = re.match(r"\d+", facts.get("NumNodes", ""))
-    gpus = dict(parse_gres(facts.get("TresPerNode", "")))
     return NodeRequest(
         facts.get("Partition") or None,
         max(nodes, int(count[0]) if count else 1),
-        any(facts.get(key, "(null)") not in ("", "(null)") for key in wanted),
-        gpus or None,
+        any(facts.get(key, "(null)") not in ("", "(null)") for key in wanted)
+        or facts.get("MinTmpDiskNode", "0") != "0",
         excluded_nodes(facts),
     )
 
@@ -92,7 +88,7 @@ def nodes_to_avoid(
 ) -> list[str]:
     """Return ``unfit`` and the nodes that failed at least ``after`` times in the last ``hours``, worst first.
 
-    As many usable nodes as the job needs always remain. No node is avoided if Slurm does not answer, if
+    As many nodes as the job needs always remain. No node is avoided if Slurm does not answer, if
     the request is fixed, or if ``after`` is None.
 
     Args:
@@ -105,29 +101,17 @@ def nodes_to_avoid(
 
 
 def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:
-    """Return the hosts, first ones first, without which a job with this request can still run.
-
-    A requeued job first waits for its begin time, and only then does Slurm report that no node
-    fits. So the nodes are counted before any is excluded.
-    """
+    """Return the hosts, first ones first, without which a job with this request can still run."""
     if request.fixed or not hosts:
         return []
     listed = slurm.run(sinfo_gres_command(request.partition))
     if listed.returncode != 0:
         return []
-    return spare(hosts, _usable(listed.stdout, request), request.nodes)
-
-
-def take_back_if_stuck(job: str, given: Sequence[str]) -> str | None:
-    """Exclude only ``given`` nodes again if the pending ``job`` fits on no other node.
-
-    Call it right after an exclusion. Returns Slurm's reason if the exclusion was withdrawn, else None.
-    """
-    reason = _pending_reason(job)
-    if reason is None or not reason.startswith(_STUCK):
-        return None
-    slurm.run(slurm.scontrol_exclude_command(job, given))
-    return reason
+    rows = parse_sinfo_gres(listed.stdout)
+    default = {row.partition for row in rows if row.default}
+    if request.partition is None and default:
+        rows = [row for row in rows if row.partition in default]
+    return spare(hosts, rows, request.nodes, request.excluded)
 
 
 def record_dead_nodes(hosts: str, run: str, attempt: str) -> list[str]:
@@ -147,41 +131,6 @@ def record_dead_nodes(hosts: str, run: str, attempt: str) -> list[str]:
             bad_nodes_path(os.environ), node, f"node failure ({states[node]})", run, attempt
         )
     return dead
-
-
-def _pending_reason(job: str) -> str | None:
-    """Return the reason for which the job waits, after the scheduler has considered it."""
-    for _ in range(_LOOKS):
-        shown = slurm.run(slurm.scontrol_show_job_command(job))
-        facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
-        if facts.get("JobState") != "PENDING":
-            return None
-        if facts.get("Reason", "None") != "None":
-            return facts["Reason"]
-        time.sleep(_PAUSE)
-    return None
-
-
-def _usable(listed: str, request: NodeRequest) -> dict[str, dict[str, bool]]:
-    """Return, for each partition of the job, its nodes and whether each could run the job now."""
-    rows = parse_sinfo_gres(listed)
-    default = {row.partition for row in rows if row.default}
-    if request.partition is None and default:
-        rows = [row for row in rows if row.partition in default]
-    found: dict[str, dict[str, bool]] = {}
-    for row in rows:
-        living = row.state.startswith(_LIVING) and not row.state.endswith(_NOT_NOW)
-        usable = living and row.node not in request.excluded
-        found.setdefault(row.partition, {})[row.node] = usable and _fits(row.gres, request.gpus)
-    return found
-
-
-def _fits(gres: str, wanted: Mapping[str, int] | None) -> bool:
-    has = parse_gres(gres)
-    return all(
-        sum(number for type_, number in has if kind in ("", type_)) >= count
-        for kind, count in (wanted or {}).items()
-    )
 
 
 _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never a slow submission
@@ -259,26 +208,36 @@ def suspects(entries: list[NodeFailure], after: int) -> list[str]:
 
 
 def spare(
-    bad: Sequence[str], partitions: Mapping[str, Mapping[str, bool]], needed: int
+    bad: Sequence[str], rows: Sequence[NodeRow], needed: int, excluded: Collection[str] = ()
 ) -> list[str]:
     """Return the nodes of ``bad``, worst first, without which the job can still run.
 
     Args:
-        partitions: for each partition, its nodes, and whether each can run the job.
-        needed: the number of nodes that must remain in one of the partitions.
+        rows: the nodes of the job's partitions.
+        needed: for each node of the result, the number of nodes with at least its resources that must remain
+            in one of its partitions.
+        excluded: nodes that the job excludes already.
     """
+    usable = [
+        row
+        for row in rows
+        if row.state.startswith(_LIVING)
+        and not row.state.endswith(_NOT_NOW)
+        and row.node not in excluded
+    ]
     chosen: list[str] = []
     for node in bad:
-        if not any(node in nodes for nodes in partitions.values()):
-            continue
         out = {*chosen, node}
-        left = [
-            sum(usable and name not in out for name, usable in nodes.items())
-            for nodes in partitions.values()
-        ]
-        if max(left) >= needed:
+        left = [row for row in usable if row.node not in out]
+        mine = [row for row in rows if row.node in out]
+        if all(any(_count(left, row) >= needed for row in mine if row.node == one) for one in out):
             chosen.append(node)
     return chosen
+
+
+def _count(rows: Sequence[NodeRow], like: NodeRow) -> int:
+    """Return the number of nodes in the partition of ``like`` with at least its resources."""
+    return sum(row.partition == like.partition and row.has(like) for row in rows)
 
 
 def _append(path: Path, entry: dict[str, object]) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import JOB_ID
 
-_SIGNAL = re.compile(r"[A-Z0-9]+")
 # The reason and the name come last, because users and sites choose their text. %e and %S are times.
 _SQUEUE_FORMAT = "%i|%T|%N|%e,%S|%L|%r|%j"
 _SACCT_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
@@ -95,12 +94,10 @@ def scancel_command(
     SIGTERM first.
 
     Raises:
-            ClusterError: the job id or the signal is not valid.
+            ClusterError: the job id is not valid.
     """
     argv = ["scancel"]
     if signal is not None:
-        if not _SIGNAL.fullmatch(signal):
-            raise ClusterError(f"signal {signal!r}: expected a name such as USR2 or TERM")
         argv.append(f"--signal={signal}")
     return [*argv, _checked(job_id) if step is None else f"{_checked(job_id)}.{step}"]
 

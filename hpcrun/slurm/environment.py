@@ -6,10 +6,7 @@ for sbatch (SBATCH_ACCOUNT in a shell's profile) would override the batch script
 reads them instead of passing them on.
 """
 
-import re
-from collections.abc import Iterator, Mapping
-
-from hpcrun.errors import ClusterError
+from collections.abc import Mapping
 
 KEPT = frozenset({"SLURM_CONF"})
 """It names the cluster's configuration, and not the job of this process."""
@@ -84,10 +81,6 @@ _DEFAULTS = {
 }
 # Values for "no time limit". A job of hpcrun always has a limit, because the warning precedes it.
 _UNLIMITED = ("infinite", "unlimited", "-1")
-# Variables that sbatch sets for a job besides SLURM_*.
-_TOLD_BY_SBATCH = ("SBATCH_CPU_BIND", "SBATCH_MEM_BIND")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
@@ -119,26 +112,13 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def unused_by_sbatch(environ: Mapping[str, str]) -> list[str]:
-    """Return the variables that sbatch would read, and that a submission neither passes on nor reads."""
-    taken = sbatch_defaults(environ)
-    ours = (name for name in environ if name.startswith("SBATCH_") and environ[name])
-    return sorted(
-        name for name in ours if name not in taken and not name.startswith(_TOLD_BY_SBATCH)
-    )
-
-
 def export_lines(variables: Mapping[str, str]) -> list[str]:
     """Return one shell line ``export NAME='value'`` per variable, safe for any value.
 
     Lines in the batch script and not ``srun --export``, which splits values at their commas.
-
-    Raises:
-        ClusterError: a name that is not a shell variable or that bash keeps read-only, or a value
-            with a NUL in it.
     """
     lines = []
-    for name, value in _checked(variables):
+    for name, value in variables.items():
         quoted = value.replace("'", "'\"'\"'")
         lines.append(f"export {name}='{quoted}'")
     return lines
@@ -148,30 +128,13 @@ def export_from_environment(variables: Mapping[str, str]) -> tuple[list[str], di
     """Return shell lines that export ``variables``, and the environment from which the lines take the values.
 
     ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only.
-
-    Raises:
-        ClusterError: as `export_lines`.
     """
     lines, environ = [], {}
-    for name, value in _checked(variables):
+    for name, value in variables.items():
         carrier = f"HPCRUN_VALUE_OF_{name}"
         environ[carrier] = value
         lines.append(f'export {name}="${carrier}"; unset {carrier}')
     return lines, environ
-
-
-def _checked(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, value in variables.items():
-        if not _NAME.fullmatch(name):
-            raise ClusterError(
-                f"environment variable {name!r}: not a name; use letters, digits and '_', "
-                "and no digit in front"
-            )
-        if name in _READ_ONLY:
-            raise ClusterError(f"environment variable {name}: bash keeps it read-only; remove it")
-        if "\0" in value:
-            raise ClusterError(f"environment variable {name}: its value has a NUL; remove it")
-        yield name, value
 
 
 def without_rank_requests(environ: Mapping[str, str]) -> dict[str, str]:

@@ -14,8 +14,6 @@ _NAMES_ITSELF = (
     "trap 'code=$?; [ $code -eq 0 ] || "
     'echo "hpcrun: node_setup failed on $SLURMD_NODENAME with exit code $code" >&2\' EXIT'
 )
-# The options of srun that choose nodes by name or place.
-_PLACING = {"nodelist": "w", "exclude": "x", "relative": "r"}
 # With these a step shares a node with a lost step, survives the loss of a node, and does not wait forever.
 _SHARING = ("overlap", "no-kill", "immediate")
 
@@ -37,33 +35,24 @@ def node_setup_command(
 
     Args:
         environ: the environment of the batch script.
-        srun_args: of the ranks; ``--nodes``, ``--nodelist``, ``--exclude``, ``--relative``, ``--overlap``,
-            ``--no-kill`` and ``--immediate`` count.
+        srun_args: of the ranks; ``--nodes``, ``--nodelist``, ``--overlap``, ``--no-kill`` and
+            ``--immediate`` count.
         folder: the attempt's logs. Each node writes to ``node-setup-NODE.log`` there.
     """
-    placing = {
-        long: value
-        for long, short in _PLACING.items()
-        if (value := given_option(srun_args, long, short)) is not None
-    }
+    given = given_option(srun_args, "nodelist", "w")
     count = re.match(r"\d+", given_option(srun_args, "nodes", "N") or "")
     nodes = int(environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or 1)
     if count is not None:
         nodes = int(count[0])
-    elif "nodelist" in placing:
-        nodes = len(expand(placing["nodelist"]))
-    else:
-        if "exclude" in placing:
-            nodes -= len({*expand(placing["exclude"])} & {*expand(environ["SLURM_JOB_NODELIST"])})
-        first = placing.get("relative", "0")
-        nodes -= int(first) if first.isdecimal() else 0
+    elif given is not None:
+        nodes = len(expand(given))
     sharing = {name: given_option(srun_args, name) for name in _SHARING}
     return [
         "srun",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
-        *(f"--{long}={value}" for long, value in placing.items()),
+        *([] if given is None else [f"--nodelist={given}"]),
         "--kill-on-bad-exit=1",
         *(f"--{name}={value}".rstrip("=") for name, value in sharing.items() if value is not None),
         f"--job-name={STEPS}node-setup",

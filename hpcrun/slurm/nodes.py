@@ -5,7 +5,7 @@
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hpcrun import slurm
@@ -171,26 +171,45 @@ def gpu_types(nodes: Iterable[NodeResources]) -> list[str]:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node in one of its partitions: its state from sinfo, and its generic resources."""
+    """A node in one of its partitions: its state from sinfo, CPUs, memory (MiB), and GPUs by type."""
 
     partition: str
     default: bool
     node: str
     state: str
-    gres: str
+    cpus: int
+    memory: int
+    gpus: Mapping[str, int]
+
+    def has(self, other: "NodeRow") -> bool:
+        """Return True if the node has at least the resources of ``other``."""
+        enough = self.cpus >= other.cpus and self.memory >= other.memory
+        return enough and all(self.gpus.get(kind, 0) >= n for kind, n in other.gpus.items())
 
 
 def sinfo_gres_command(partition: str | None = None) -> list[str]:
     """Build the query for the nodes of ``partition`` (or several, by commas), or of all partitions."""
-    command = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%G"]
+    command = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%c|%m|%G"]
     return [*command, *([f"--partition={partition}"] if partition else [])]
 
 
 def parse_sinfo_gres(text: str) -> list[NodeRow]:
     """Return a row for each node and partition; lines of another format are ignored."""
-    lines = (line.strip().split("|") for line in text.splitlines())
-    return [
-        NodeRow(fields[0].rstrip("*"), fields[0].endswith("*"), *fields[1:])
-        for fields in lines
-        if len(fields) == 4
-    ]
+    rows = []
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 6 or not (fields[3].isdecimal() and fields[4].isdecimal()):
+            continue
+        partition, node, state, cpus, memory, gres = fields
+        rows.append(
+            NodeRow(
+                partition.rstrip("*"),
+                partition.endswith("*"),
+                node,
+                state,
+                int(cpus),
+                int(memory),
+                dict(parse_gres(gres)),
+            )
+        )
+    return rows

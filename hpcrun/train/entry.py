@@ -32,7 +32,7 @@ from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script import ScriptTerms, run_script
-from hpcrun.printing import say_aside
+from hpcrun.printing import say, say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (
     interface_variables,
@@ -114,9 +114,12 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     try:
         if not run.exists():
             raise RunError(f"{path}: no such run; make it with `hpcrun submit`")
-        config = load_resolved(run.config)
+        ignored: list[str] = []
+        config = load_resolved(run.config, ignored.append)
         enter_folder(run)
         distributed = describe(config)
+        if distributed.rank == 0:
+            say(*(f"hpcrun: {line}" for line in ignored))
         by_hand = scheduler(os.environ) == "direct"
         job = _job_by_hand(run, distributed) if by_hand else distributed.job_id
     except UserError as error:

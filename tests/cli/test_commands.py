@@ -90,7 +90,7 @@ def test_defaults_of_a_user_for_sbatch_lie_below_the_profile(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    for name, value in (("ACCOUNT", "astro"), ("QOS", "low"), ("PARTITION", "gpu"), ("WCKEY", "x")):
+    for name, value in (("ACCOUNT", "astro"), ("QOS", "low"), ("PARTITION", "gpu")):
         monkeypatch.setenv(f"SBATCH_{name}", value)
     (folder / "site.yaml").write_text("job: {qos: high}\n")
     line = [*submit_line(folder, "dry"), "--profile", "./site.yaml", "--partition", "big"]
@@ -98,7 +98,6 @@ def test_defaults_of_a_user_for_sbatch_lie_below_the_profile(
     shown = capsys.readouterr()
     for option in ("--account=astro", "--qos=high", "--partition=big"):
         assert f"#SBATCH {option}\n" in shown.out
-    assert shown.err.startswith("hpcrun: not passed to sbatch: SBATCH_WCKEY; ")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "tomorrow")
     assert guarded([*line, "--dry-run"]) == 2
     assert "$SBATCH_TIMELIMIT: job.time: should be a time limit" in capsys.readouterr().err

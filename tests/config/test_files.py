@@ -123,13 +123,6 @@ def test_invalid_yaml_is_refused_with_its_line(
     assert only.startswith(line)
 
 
-def test_aliases_that_multiply_are_refused_before_they_fill_the_memory(lines: Lines) -> None:
-    layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    layers += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    content = "model:\n" + "".join(f"  {layer}\n" for layer in layers)
-    assert lines(content) == ["run.yaml:1: contains more than 100000 values"]
-
-
 def test_a_missing_file_is_named_with_the_nearest_existing_file(write: Write) -> None:
     write("", "gpt.yaml")
     with pytest.raises(ConfigError, match=r"^gtp\.yaml: no such file; did you mean gpt\.yaml\?$"):

@@ -6,7 +6,6 @@ from hpcrun.config import (
     Config,
     ConfigError,
     file_layer,
-    json_schema,
     override_layer,
     resolve,
     to_yaml,
@@ -100,16 +99,3 @@ def test_a_range_that_contradicts_another_key_is_refused(overrides, text):
 )
 def test_a_range_accepts_an_uneven_division_and_a_script(overrides):
     assert resolved(*overrides).job.elastic
-
-
-def test_the_advised_numbers_of_nodes_are_accepted():
-    batch = ["job.gpus=2", "train.batch_size=13", "train.accumulation=2"]
-    assert resolved(*batch, "job.nodes=2-3").job.elastic
-    with pytest.raises(ConfigError, match="use 16 or more"):
-        resolved(*batch[:1], "train.batch_size=15", batch[2], "job.nodes=2-4")
-    assert resolved(*batch[:1], "train.batch_size=16", batch[2], "job.nodes=2-4").job.elastic
-
-
-def test_an_editor_accepts_a_range_of_nodes():
-    nodes = json_schema()["$defs"]["Job"]["properties"]["nodes"]
-    assert [kind["type"] for kind in nodes["anyOf"]] == ["integer", "string"]

@@ -22,32 +22,11 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {"XDG_CONFIG_HOME": str(folder.parent), **more}
 
 
-def test_the_only_profile_applies_and_among_several_the_default(folder: Path) -> None:
+def test_only_the_default_applies_without_a_choice(folder: Path) -> None:
     (folder / "juwels.yaml").write_text("job: {account: abc}\n")
-    assert profile_path(environment(folder)) == folder / "juwels.yaml"
-    (folder / "laptop.yaml").write_text("")
     assert profile_path(environment(folder)) is None
     (folder / "default.yaml").write_text("")
     assert profile_path(environment(folder)) == folder / "default.yaml"
-
-
-def test_the_file_of_hosts_is_no_profile(folder: Path) -> None:
-    (folder / "hosts.yaml").write_text("login.site: {}\n")
-    assert profile_path(environment(folder)) is None
-    (folder / "juwels.yaml").write_text("")
-    assert profile_path(environment(folder)) == folder / "juwels.yaml"
-
-
-def test_a_second_profile_is_reported_because_none_applies_then(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "juwels.yaml").write_text("")
-    (folder / "laptop.yaml").write_text("")
-    profile_path(environment(folder), "")
-    assert capsys.readouterr().err == ""
-    profile_path(environment(folder))
-    told = capsys.readouterr().err
-    assert f"none of the profiles in {folder} applies (juwels, laptop)" in told
 
 
 def test_a_flag_overrides_the_variable_with_a_name_or_path(folder: Path) -> None:
@@ -61,8 +40,9 @@ def test_a_flag_overrides_the_variable_with_a_name_or_path(folder: Path) -> None
 
 
 def test_a_missing_profile_is_refused_with_the_available_profiles(folder: Path) -> None:
-    (folder / "a.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"\$HPCRUN_PROFILE: no profile .*c\.yaml; available: a"):
+    for name in ("a", "hosts"):
+        (folder / f"{name}.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"\$HPCRUN_PROFILE: no profile .*c\.yaml; available: a$"):
         profile_path(environment(folder, HPCRUN_PROFILE="c"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import string
 from typing import Any
@@ -16,6 +18,7 @@ from hpcrun.config import (
     ConfigError,
     Job,
     Layer,
+    ModelOptions,
     check_name,
     flag_layer,
     json_schema,
@@ -164,3 +167,19 @@ def test_any_plain_value_of_a_task_survives_writing_and_reading(model: dict[str,
     values, _ = read_yaml(to_yaml(config), str)
     assert values["model"] == model
     assert resolve([Layer(values)]) == config
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))]
+)
+def test_a_copy_is_equal_and_immutable(copied: Any) -> None:
+    config = Config.model_validate({"model": {"self": 1, "a b": [2]}, "job": {"setup": ["x"]}})
+    again = copied(config)
+    assert again == config
+    assert again.model.own == {"self": 1, "a b": [2]}
+    assert again.model_dump_json() == config.model_dump_json()
+    with pytest.raises(ValidationError, match="frozen"):
+        del again.seed
+    assert config != Config()
+    assert ModelOptions(layers=2) != ModelOptions(layers=3)
+    assert hash(config.checkpoint) == hash(again.checkpoint)

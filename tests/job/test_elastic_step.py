@@ -26,7 +26,7 @@ def test_a_range_excludes_a_bad_node_and_starts_on_fewer(
         show*) if [ -e {tmp_path}/requeued ]; then printf '{pending}'; else printf '{SHOWN}'; fi ;;
         esac""",
     )
-    desk.answer("sinfo", "printf 'batch*|n%s|idle|gpu:2\\n' 1 2 3")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|8|100|gpu:2\\n' 1 2 3")
     record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=nodes, gpus=2)
     open_attempt(desk.run, FIRST, Budgets(), nodes=3)
     add_failure(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")

@@ -86,7 +86,7 @@ def test_the_requeue_excludes_the_slow_node_at_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     shown = SHOWN.replace("Requeue=1", "Partition=batch NumNodes=2 Requeue=1")
     desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
-    desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|8|100|(null)\\n' 1 2 3")
     stopped(desk.run)
     desk.answer("srun", "exit 75")
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 0, desk.told()

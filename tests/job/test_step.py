@@ -139,7 +139,7 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
         esac""",
     )
     desk.answer("sbatch", "echo 8")
-    desk.answer("sinfo", "printf 'batch*|n%s|idle|(null)\\n' 1 2 3")
+    desk.answer("sinfo", "printf 'batch*|n%s|idle|8|100|(null)\\n' 1 2 3")
     record_event(desk.run, "submitted", attempt=FIRST, executor="slurm", nodes=1, gpus=1)
     desk.run.batch_script.write_text("#!/bin/bash\n")
     open_attempt(desk.run, FIRST, Budgets())

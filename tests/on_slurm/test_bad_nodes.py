@@ -67,21 +67,3 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
         slurm, folder, "submit", "-c", "empty.yaml", "--name", "next", "--dry-run", *settings
     )
     assert f"#SBATCH --exclude={node}\n" in dry
-
-
-def test_an_exclusion_that_leaves_no_node_is_removed(slurm: SlurmCluster, folder: Path) -> None:
-    """The job is bound to one node by name, which the bad-node list does not know."""
-    job = slurm.sbatch("--nodelist=node1", "--requeue", "--output=/dev/null", "--wrap", "sleep 600")
-    slurm.wait_state(job, "RUNNING")
-    slurm.run(["scontrol", "requeue", job])
-    slurm.wait_state(job, "PENDING")
-    slurm.run(["scontrol", "update", f"JobId={job}", "ExcNodeList=node1"])
-    slurm.wait_until(lambda: slurm.scontrol_show_job(job)["Reason"] == "BadConstraints")
-    take_back = (
-        "import sys; from hpcrun.slurm.avoided_nodes import take_back_if_stuck as take_back;"
-    )
-    told = slurm.run(
-        [slurm.python, "-c", f"{take_back} print(take_back(sys.argv[1], []))", job], cwd=folder
-    )
-    assert told.stdout.strip() == "BadConstraints"
-    slurm.wait_state(job, "RUNNING")

@@ -40,12 +40,6 @@ def test_every_bracket_form_expands_as_slurm_does(expression: str, hosts: str) -
     assert expand(expression) == hosts.split()
 
 
-def test_three_brackets_run_last_first_then_middle() -> None:
-    assert expand("x[1-2]y[3-4]z[5-6]") == (
-        ["x1y3z5", "x1y3z6", "x2y3z5", "x2y3z6", "x1y4z5", "x1y4z6", "x2y4z5", "x2y4z6"]
-    )
-
-
 @pytest.mark.parametrize(
     "expression",
     [
@@ -66,10 +60,6 @@ def test_what_scontrol_rejects_is_refused_in_one_line(expression: str) -> None:
 def test_what_scontrol_lets_pass_as_rubbish_is_refused_too(expression: str) -> None:
     with pytest.raises(ClusterError):
         expand(expression)
-
-
-def test_the_longest_range_that_slurm_takes_is_taken() -> None:
-    assert len(expand("n[0-65535]")) == 65536
 
 
 numbers = st.builds(str.zfill, st.integers(0, 120).map(str), st.integers(1, 4))

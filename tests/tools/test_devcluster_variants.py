@@ -144,13 +144,3 @@ def test_realistic_has_slurms_own_delays(variant):
     assert settings["SlurmdTimeout"].strip() == "300 sec"
     assert settings["KillWait"].strip() == "30 sec"
     assert "cred_expire" not in settings["AuthInfo"]
-
-
-@pytest.mark.parametrize(
-    "variant", [{"gpus": (4, 2), "settings": (("MaxArraySize", "5"),)}], indirect=True
-)
-def test_uneven_nodes_and_own_settings_reach_slurm(variant):
-    told = variant.admin("sinfo", "--noheader", "--Node", "--format=%N %G", "--partition=batch")
-    assert told.split() == ["node1", "gpu:4", "node2", "gpu:2"]
-    refused = variant.run(["sbatch", "--array=0-5", "--wrap", "true"], check=False)
-    assert "Invalid job array specification" in refused.stderr

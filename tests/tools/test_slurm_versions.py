@@ -17,16 +17,13 @@ from ..on_slurm.conftest import unavailable
 from devclusterlib import (  # isort: skip
     aptroot,
     cli,
-    daemons,
     installations,
     layout,
-    options,
     requirements,
-    slurmconf,
     slurminstall,
     wrappers,
 )
-from devclusterlib.errors import Refusal, Unavailable  # isort: skip
+from devclusterlib.errors import Refusal  # isort: skip
 from devclusterlib.spec import ClusterSpec  # isort: skip
 
 VERSIONS = ("24.11", "26.05")
@@ -74,55 +71,6 @@ def test_the_mirror_is_the_one_of_the_machines_own_release():
     assert found == aptroot.Mirror("http://mirror.example/debian", "/usr/share/keyrings/ours.gpg")
     found = aptroot.find_mirror([LINES], "bookworm")
     assert found == aptroot.Mirror("http://mirror.example/debian", "/keys/a.gpg")
-
-
-def test_an_entry_without_a_key_uses_debians_keys():
-    line = "deb http://mirror.example/debian bookworm main\n"
-    assert aptroot.find_mirror([line], "bookworm").keys == aptroot.KEYRING
-    stanza = "Types: deb\nURIs: http://m.example/d\nSuites: bookworm\nSigned-By:\n -----BEGIN\n .\n"
-    assert aptroot.find_mirror([stanza], "bookworm").keys == aptroot.KEYRING
-
-
-def test_both_kinds_of_source_files_are_read(tmp_path):
-    (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list").write_text("1")
-    (tmp_path / "sources.list.d/debian.sources").write_text("2")
-    (tmp_path / "sources.list.d/vendor.list").write_text("3")
-    (tmp_path / "sources.list.d/vendor.list.save").write_text("4")
-    assert aptroot.source_texts(tmp_path) == ["1", "2", "3"]
-
-
-def test_a_machine_without_a_debian_mirror_gets_one_line():
-    with pytest.raises(Unavailable, match="no mirror with Debian's trixie"):
-        aptroot.find_mirror([STANZAS, LINES], "trixie")
-
-
-def test_the_candidate_is_read_as_apt_writes_it():
-    recorded = (
-        "slurmctld:\n  Installed: (none)\n  Candidate: 26.05.5-1\n  Version table:\n"
-        "     26.05.5-1 500\n     24.11.5-4 500\n"
-    )
-    assert aptroot.parse_candidate(recorded) == "26.05.5-1"
-    assert aptroot.parse_candidate("x:\n  Installed: (none)\n  Candidate: (none)\n") == ""
-    assert aptroot.parse_candidate("") == ""
-
-
-@pytest.mark.parametrize("candidate", ["24.11.5-4", "24.11-1", "1:24.11.5-4", "24.11"])
-def test_a_candidate_is_of_its_version(candidate):
-    assert aptroot.of_version(candidate, "24.11")
-
-
-@pytest.mark.parametrize("candidate", ["", "24.1.1-4", "25.24.11", "24.110-1", "26.05.5-1"])
-def test_a_candidate_is_of_no_other_version(candidate):
-    assert not aptroot.of_version(candidate, "24.11")
-
-
-def test_an_unreachable_mirror_gives_one_line(tmp_path):
-    mirror = aptroot.Mirror(f"file:{tmp_path}/nothing", aptroot.KEYRING)
-    with pytest.raises(Unavailable) as caught:
-        aptroot.find_suite(tmp_path / "apt", mirror, "slurmctld", "24.11", {})
-    assert "no suite of Debian can be fetched" in caught.value.what
-    assert "\n" not in str(caught.value)
 
 
 def test_a_failed_download_has_a_separate_exit_code(cache, monkeypatch, capsys):
@@ -198,33 +146,6 @@ def test_no_program_of_a_package_may_become_root(tmp_path):
     program.chmod(0o4755)
     slurminstall.drop_privileges(tmp_path)
     assert program.stat().st_mode & 0o7777 == 0o755
-
-
-def test_a_spec_carries_its_version_to_every_form():
-    spec = ClusterSpec(slurm="24.11")
-    assert ClusterSpec.from_json(spec.to_json()) == spec
-    assert options.spec_from(options.parse(["up", *options.arguments_of(spec)])).slurm == "24.11"
-    assert ClusterSpec().difference(spec) == ["slurm  -> 24.11"]
-
-
-def test_the_programs_and_plugins_are_of_the_clusters_version():
-    spec = ClusterSpec(slurm="24.11", accounting=True)
-    prefix = str(installations.prefix("24.11"))
-    path = installations.search_path("24.11")
-    assert path.split(":")[:2] == [f"{prefix}/sbin", f"{prefix}/bin"]
-    line = f"PluginDir={prefix}/plugins\n"
-    assert line in slurmconf.slurm_conf(spec, PLACE)
-    assert line in slurmconf.slurmdbd_conf(spec, PLACE)
-    argv = daemons.daemon_argv(PLACE, spec, "slurmd-node1")
-    assert argv[-2:] == ["-d", f"{prefix}/sbin/slurmstepd"]
-
-
-def test_the_systems_slurm_uses_its_default_paths():
-    spec = ClusterSpec(accounting=True)
-    assert installations.search_path("") == installations.SYSTEM_PATH
-    assert "PluginDir" not in slurmconf.slurm_conf(spec, PLACE)
-    assert "PluginDir" not in slurmconf.slurmdbd_conf(spec, PLACE)
-    assert "-d" not in daemons.daemon_argv(PLACE, spec, "slurmd-node1")
 
 
 def test_a_missing_version_is_excused_if_listed_as_unavailable(cache, monkeypatch):

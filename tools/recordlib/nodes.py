@@ -8,7 +8,7 @@ from hpcrun import slurm as programs
 
 from .site import Site
 
-GRES = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%G"]
+GRES = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%c|%m|%G"]
 
 
 def record(site: Site) -> None:

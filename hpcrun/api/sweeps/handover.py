@@ -25,8 +25,7 @@ from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile
 from hpcrun.slurm.launch import stopping, submission
-from hpcrun.slurm.launch.array import ArrayTasks, array_of, max_array_size
-from hpcrun.slurm.launch.batch_script import job_name
+from hpcrun.slurm.launch.batch_script import ArrayTasks, job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
 from hpcrun.slurm.local.submission import submit_local_sweep
@@ -169,7 +168,7 @@ def sweep_arrays(
         submits: a submission follows, so the controller must answer.
 
     Raises:
-        LaunchError: the cluster cannot have such an array, or no node has the requested resources.
+        LaunchError: no node has the requested resources.
     """
     keys = dict.fromkeys(job_key(one.element.config) for one in wanted)
     at_once = plan.request.max_parallel
@@ -178,11 +177,10 @@ def sweep_arrays(
             "--max-parallel: limits one job array, and the runs differ in their job section; omit "
             "--max-parallel, or sweep the keys of job one by one"
         )
-    largest = max_array_size()
     found = {}
     for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
-        tasks = array_of([one.number for one in mine], largest, at_once)
+        tasks = ArrayTasks(sorted(one.number for one in mine), at_once)
         fitted = fitted_to_slurm(mine[0].element.config, submits=submits)
         found[key] = SweepArray(tasks, fitted)
     return found

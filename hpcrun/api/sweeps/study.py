@@ -28,7 +28,7 @@ from hpcrun.run.lock_file import LockFile
 from hpcrun.run.snapshot import recorded_snapshot
 from hpcrun.run.sweep_file import SweepRun, read_sweep
 from hpcrun.slurm.launch import jobs
-from hpcrun.slurm.launch.array import element_name
+from hpcrun.slurm.launch.batch_script import element_name
 from hpcrun.slurm.launch.jobs import RunState, pauses
 from hpcrun.slurm.local.submission import local_devices
 

@@ -6,15 +6,52 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcrun.config import Config, Job, submit_options
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.commands import given_option
 
-if TYPE_CHECKING:
-    from hpcrun.slurm.launch.array import ArrayTasks
+_DIGITS = 3
+
+
+@dataclass(frozen=True)
+class ArrayTasks:
+    """The tasks of a Slurm job array, each an element of a sweep.
+
+    The index of a task is the name of its element, so that a person finds job 123_7 in ``SWEEP/007``.
+    ``at_once``: tasks that may run at the same time; None: as many as Slurm starts.
+    """
+
+    indices: Sequence[int]
+    at_once: int | None = None
+
+    @property
+    def option(self) -> str:
+        """The value of sbatch's ``--array``, such as ``0-3,7%2``."""
+        limit = "" if self.at_once is None else f"%{self.at_once}"
+        spans: list[list[int]] = []
+        for index in self.indices:
+            if spans and index == spans[-1][1] + 1:
+                spans[-1][1] = index
+            else:
+                spans.append([index, index])
+        return ",".join(f"{one}-{end}" if one != end else f"{one}" for one, end in spans) + limit
+
+    @property
+    def shell_name(self) -> str:
+        """Shell expression for the name of the element in the batch script."""
+        return f'$(printf %0{_DIGITS}d "$SLURM_ARRAY_TASK_ID")'
+
+    @property
+    def pattern(self) -> str:
+        """The name of the element in Slurm's file names (sbatch(1), "filename pattern")."""
+        return f"%{_DIGITS}a"
+
+
+def element_name(number: int) -> str:
+    """Return the name of the element with this number: 000, 001, … 999, 1000."""
+    return f"{number:0{_DIGITS}d}"
 
 
 @dataclass(frozen=True)
@@ -27,7 +64,7 @@ class BatchRequest:
     run: Path
     job: Job
     python: str
-    array: "ArrayTasks | None" = None
+    array: ArrayTasks | None = None
 
 
 # Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
@@ -60,7 +97,7 @@ def batch_request(
     run: RunDirectory,
     config: Config,
     avoid: Sequence[str] = (),
-    array: "ArrayTasks | None" = None,
+    array: ArrayTasks | None = None,
 ) -> BatchRequest:
     """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
 
@@ -124,7 +161,7 @@ def _step_lines(request: BatchRequest) -> list[str]:
     ]
 
 
-def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> list[str]:
+def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> list[str]:
     """Return the ``#SBATCH`` lines of a job with its run directory at ``folder``; see sbatch(1).
 
     Args:
@@ -163,7 +200,7 @@ def sbatch_lines(folder: Path, job: Job, array: "ArrayTasks | None" = None) -> l
     return lines + [f"#SBATCH {_quoted_option(option)}" for option in job.sbatch_args]
 
 
-def _output(run: RunDirectory, array: "ArrayTasks | None") -> str:
+def _output(run: RunDirectory, array: ArrayTasks | None) -> str:
     """Return the file for the batch script's output; its name contains the job id as squeue prints it."""
     # In Slurm's file names % starts a field.
     folder = str(run.path).replace("%", "%%")

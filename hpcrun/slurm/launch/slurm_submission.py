@@ -1,6 +1,5 @@
 """The submission of a run, or of an array of a sweep, to Slurm."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,23 +10,14 @@ from hpcrun.errors import LaunchError, SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import write_atomic
-from hpcrun.slurm.avoided_nodes import (
-    NodeRequest,
-    nodes_to_avoid,
-    take_back_if_stuck,
-    with_options,
-)
-from hpcrun.slurm.environment import unused_by_sbatch
-from hpcrun.slurm.launch.array import ArrayTasks
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script
+from hpcrun.slurm.avoided_nodes import NodeRequest, nodes_to_avoid, with_options
+from hpcrun.slurm.launch.batch_script import ArrayTasks, batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
 from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
 
 if TYPE_CHECKING:
     from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
-
-_NO_NODE_LEFT = ("Requested node configuration is not available", "Invalid node name specified")
 
 
 def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = None) -> Submitted:
@@ -49,41 +39,25 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
             "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
             "--executor local"
         )
-    say_what_sbatch_is_spared()
     # The caller has fitted the elements of a sweep to the cluster.
     wanted = fitted_to_slurm(config, submits=True) if array is None else config
-    bad = bad_nodes(config.job)
-    executor = _executor(run, wanted, bad, array)
-    while True:
-        try:
-            job_id = str(executor.submit(str, run.path).job_id)
-            if bad:
-                _leave_enough_nodes(job_id, config.job)
-            return Submitted("slurm", job_id)
-        except (FailedJobError, FailedSubmissionError) as error:
-            words = " ".join(str(error).split())
-            unanswered = "timed out" in words.lower()
-            if not unanswered:
-                executor.script.unlink(missing_ok=True)
-            if bad and any(words_of_slurm in words for words_of_slurm in _NO_NODE_LEFT):
-                say_aside(
-                    "hpcrun: nodes that failed are not excluded: Slurm has no other node for the job"
-                )
-                bad = []
-                executor = _executor(run, wanted, bad, array)
-                continue
-            if unanswered:
-                # The request may have arrived: another request could start a second job.
-                raise SubmissionUnanswered(
-                    f"sbatch got no answer ({words}), so the job may exist or not; check with "
-                    f"`squeue --me` before you submit again; the job would use {run.path}"
-                ) from error
-            raise LaunchError(_refusal(words)) from error
-        except OSError as error:
-            if executor.accepted is not None:
-                handed = Submitted("slurm", executor.accepted)
-                take_back(run, handed, error)
-            raise
+    executor = _executor(run, wanted, bad_nodes(config.job), array)
+    try:
+        return Submitted("slurm", str(executor.submit(str, run.path).job_id))
+    except (FailedJobError, FailedSubmissionError) as error:
+        words = " ".join(str(error).split())
+        if "timed out" in words.lower():
+            # The request may have arrived: another request could start a second job.
+            raise SubmissionUnanswered(
+                f"sbatch got no answer ({words}), so the job may exist or not; check with "
+                f"`squeue --me` before you submit again; the job would use {run.path}"
+            ) from error
+        executor.script.unlink(missing_ok=True)
+        raise LaunchError(_refusal(words)) from error
+    except OSError as error:
+        if executor.accepted is not None:
+            take_back(run, Submitted("slurm", executor.accepted), error)
+        raise
 
 
 def fitted_to_slurm(config: Config, *, submits: bool = False) -> Config:
@@ -112,22 +86,11 @@ def _is_away() -> bool:
     return answer.returncode != 0 and slurm.classify_requeue_error(answer.stderr) == "transient"
 
 
-def _leave_enough_nodes(job_id: str, job: Job) -> None:
-    """Undo the exclusion of bad nodes if Slurm finds no other node for the job."""
-    reason = take_back_if_stuck(job_id, [job.exclude] if job.exclude else [])
-    if reason is not None:
-        say_aside(
-            "hpcrun: the exclusion of nodes is withdrawn, because Slurm has no other node for the job "
-            f"({reason})"
-        )
-
-
 def bad_nodes(job: Job) -> list[str]:
     """Return the nodes that failed too often, and print their names."""
     fixed = bool(job.constraint or job.reservation)
-    gpus = None if job.cpu else {"": job.gpus}
     excluded = frozenset(expand(job.exclude) if job.exclude else ())
-    wanted = NodeRequest(job.partition, job.min_nodes + job.spares, fixed, gpus, excluded)
+    wanted = NodeRequest(job.partition, job.min_nodes + job.spares, fixed, excluded)
     request = with_options(wanted, job.sbatch_args)
     bad = nodes_to_avoid(request, after=job.exclude_after, hours=job.exclude_hours)
     if bad:
@@ -136,18 +99,6 @@ def bad_nodes(job: Job) -> list[str]:
             f"{job.exclude_hours:g} h (job.exclude_after)"
         )
     return bad
-
-
-def say_what_sbatch_is_spared() -> None:
-    unused = unused_by_sbatch(os.environ)
-    if unused:
-        inside = (
-            " (inside a job they may belong to that job)" if "SLURM_JOB_ID" in os.environ else ""
-        )
-        say_aside(
-            f"hpcrun: not passed to sbatch: {', '.join(unused)}{inside}; if the job needs one, set "
-            "it with job.sbatch_args or another key or flag"
-        )
 
 
 def _executor(
@@ -164,4 +115,8 @@ def _executor(
 
 def _refusal(words: str) -> str:
     reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
-    return f"sbatch refused: {reason}; change the `job:` section or the flags, and see `sinfo`"
+    if "Invalid job array specification" in words:
+        remedy = "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
+    else:
+        remedy = "change the `job:` section or the flags, and see `sinfo`"
+    return f"sbatch refused: {reason}; {remedy}"

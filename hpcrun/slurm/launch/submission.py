@@ -18,7 +18,7 @@ from hpcrun.run.events import Event, Reader, read_events
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script, job_name
 from hpcrun.slurm.launch.resources import refuse_fixed_counts
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted, take_back
-from hpcrun.slurm.local.submission import local_devices, refuse_task_counts, submit_local, worker
+from hpcrun.slurm.local.submission import local_devices, say_ignored, submit_local, worker
 
 if TYPE_CHECKING:
     import psutil
@@ -28,8 +28,8 @@ def choose_executor(config: Config) -> ExecutorName:
     """Return the executor that the config names, or with ``auto`` Slurm if Slurm is configured here.
 
     Raises:
-        LaunchError: there are fewer GPUs than ranks, spare nodes without Slurm, or the local cluster lacks a
-            requested feature.
+        LaunchError: there are fewer GPUs than ranks, spare nodes without Slurm, or an option that fixes the
+            nodes of a range.
     """
     wanted = config.job.executor
     if wanted == "auto":
@@ -47,21 +47,15 @@ def choose_executor(config: Config) -> ExecutorName:
         refuse_fixed_counts(config.job)
     if wanted == "local":
         local_devices(config)
-        refuse_task_counts(config.job)
+        say_ignored(config.job)
     return wanted
 
 
 def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
     if executor in ("slurm", "prepared"):
-        from hpcrun.slurm.launch.slurm_submission import (
-            bad_nodes,
-            fitted_to_slurm,
-            say_what_sbatch_is_spared,
-        )
+        from hpcrun.slurm.launch.slurm_submission import bad_nodes, fitted_to_slurm
 
-        if executor == "slurm":
-            say_what_sbatch_is_spared()
         return batch_script(batch_request(run, fitted_to_slurm(config), bad_nodes(config.job)))
     request = batch_request(run, config)
     job = config.job

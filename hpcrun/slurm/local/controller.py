@@ -22,7 +22,7 @@ import psutil
 
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import Attempt
-from hpcrun.run.endings import Exit, record_exit, record_failure
+from hpcrun.run.endings import Exit, record_exit
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.job_files import (
     CANCEL,
@@ -134,10 +134,10 @@ class LocalAttempt:
         self._setting_up = True
         if request.node_setup and self._first:
             script = node_setup_script([*request.setup, *request.node_setup])
-            self.tasks = [
-                self._started(node * per_node, ["bash", "-c", script], self._node_log(node))
-                for node in range(request.nodes)
-            ]
+            self.tasks = []
+            for node in range(request.nodes):
+                log = self.folder / f"node-setup-{host_name(node)}.log"
+                self.tasks.append(self._started(node * per_node, ["bash", "-c", script], log))
             yield "node_setup"
         if request.preflight and self._first:
             command = _with_setup(request, request.preflight)
@@ -149,9 +149,6 @@ class LocalAttempt:
         for rank in range(request.nodes * per_node):
             self.tasks.append(self._started(rank, command, self.folder / f"rank-{rank:05d}.log"))
         yield "tasks"
-
-    def _node_log(self, node: int) -> Path:
-        return self.folder / f"node-setup-{host_name(node)}.log"
 
     def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
         with open(path, "ab", opener=_private) as log:
@@ -165,21 +162,6 @@ class LocalAttempt:
                 preexec_fn=die_with_parent,
             )
         return _Task(rank, host_name(rank // self._request.tasks_per_node), process)
-
-    def record_node_failure(self) -> None:
-        """Record the node that could not be set up, with the message in its log."""
-        failed = next((task for task in self.tasks if task.code), None)
-        if failed is None or self._ending is not None:
-            return
-        reported: list[str] = []
-        with contextlib.suppress(OSError):
-            log = self._node_log(failed.rank // self._request.tasks_per_node)
-            reported = log.read_text(errors="replace").strip().splitlines()
-        # hpcrun writes the last line; the line above it comes from the command.
-        words = " ".join(reported[-2:-1]) or f"exit code {failed.code}"
-        with _full_disk_tolerated(f"the failure of {failed.host}"):
-            error = NodeSetupFailed(f"job.node_setup: {words[:300]}")
-            record_failure(self.folder, failed.rank, error, None, failed.host)
 
     def wait(self) -> tuple[int, str | None]:
         """Watch until every task has ended.
@@ -264,10 +246,6 @@ class LocalAttempt:
                 self._kill_at = self._kill_at or time.monotonic() + _LAST_WORDS
 
 
-class NodeSetupFailed(Exception):
-    """A line of ``job.node_setup`` failed on a node."""
-
-
 def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
     """Run attempts until the last; return the job's final state and its number of restarts."""
     number = Attempt(request.job_id, 0)
@@ -341,8 +319,6 @@ def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int,
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: {stage}: {len(attempt.tasks)} processes started")
         code, word = attempt.wait()
-        if code and stage == "node_setup":
-            attempt.record_node_failure()
         if code or word is not None:
             break
     return code, word

@@ -15,21 +15,10 @@ from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
-from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.containers import Container, container_of, image_request
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
-
-# Options of srun and sbatch that set the number of tasks, long and short.
-_TASK_COUNTS = (
-    ("ntasks-per-node", None),
-    ("ntasks", "n"),
-    ("nodes", "N"),
-    ("ntasks-per-gpu", None),
-    ("ntasks-per-socket", None),
-    ("ntasks-per-core", None),
-)
 
 
 def local_devices(config: Config) -> list[str] | None:
@@ -56,23 +45,13 @@ def visible_devices() -> list[str]:
     return named or [str(index) for index in range(visible_gpus(os.environ))]
 
 
-def refuse_task_counts(job: Job) -> None:
-    """Refuse options that change the number of tasks: the local cluster has no srun.
-
-    Raises:
-        LaunchError: an option of srun or sbatch sets the number of tasks.
-    """
-    for key in ("srun_args", "sbatch_args"):
-        for option in getattr(job, key):
-            if any(given_option([option], long, short) is not None for long, short in _TASK_COUNTS):
-                raise LaunchError(
-                    f"job.{key}: {option}: the local cluster has no srun; use --nodes, --gpus and "
-                    "--tasks-per-node instead"
-                )
-    if job.srun_args:
-        say_aside(
-            f"hpcrun: job.srun_args: the local cluster has no srun and ignores {' '.join(job.srun_args)}"
-        )
+def say_ignored(job: Job) -> None:
+    """Print the options of Slurm's programs in ``job``: this machine runs none of these programs."""
+    for key in ("sbatch_args", "srun_args"):
+        if options := getattr(job, key):
+            say_aside(
+                f"hpcrun: job.{key}: this machine has no Slurm and ignores {' '.join(options)}"
+            )
 
 
 def submit_local(run: RunDirectory, config: Config) -> tuple[Submitted, Callable[[], None]]:

@@ -76,16 +76,6 @@ def all_started(folder: Path, times: int) -> bool:
     return len(counts) == 2 and all(count and int(count) >= times for count in counts)
 
 
-def test_a_script_that_always_crashes_is_given_up(tmp_path: Path) -> None:
-    run = start(
-        tmp_path, "hopeless", sys.executable, "-c", "raise OSError('no data here')",
-        options=("restarts.crash=1",),
-    )  # fmt: skip
-    jobs.wait_for_end(run)
-    assert outcome(run) == ("failed", ["crash", "crash"])
-    assert "ended with exit code 1: OSError: no data here" in jobs.result(run)["reason"]
-
-
 def test_cancelling_a_script_lets_it_save_and_resume_continues_it(tmp_path: Path) -> None:
     run = start_ddp(tmp_path, "halted", 25, 0.1)
     jobs.wait_for(lambda: bool(logs(run, 0)) and "starts at" in logs(run, 0)[0])
@@ -119,12 +109,6 @@ def test_a_program_below_a_wrapper_saves_at_the_warning(tmp_path: Path) -> None:
     assert [event.step for event in jobs.events(run, "started")] == [None, 7]
     told = json.loads(jobs.hpcrun("status", "wrapped", "--json", cwd=tmp_path).stdout)
     assert (told["step"], told["committed"]) == (7, 7)
-
-
-def test_exit_code_75_asks_for_another_start(tmp_path: Path) -> None:
-    run = start(tmp_path, "timed", "sh", "-c", '[ "$HPCRUN_RESTART" = 1 ] || exit 75')
-    jobs.wait_for_end(run)
-    assert outcome(run) == ("finished", ["continued", "finished"])
 
 
 CRASHES = """\

@@ -6,16 +6,12 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Job
-from hpcrun.errors import LaunchError
-from hpcrun.slurm.launch.array import ArrayTasks, array_of
-from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
+from hpcrun.slurm.launch.batch_script import ArrayTasks, BatchRequest, batch_script
 
 
 def test_a_sweep_is_one_array_with_spans_and_a_limit() -> None:
-    assert array_of(range(1000), 1001).option == "0-999"
-    assert array_of([8, 0, 1, 2, 5, 7], 1001, at_once=4).option == "0-2,5,7-8%4"
-    with pytest.raises(LaunchError, match="MaxArraySize of this cluster is 1001"):
-        array_of([1001], 1001)
+    assert ArrayTasks(range(1000)).option == "0-999"
+    assert ArrayTasks([0, 1, 2, 5, 7, 8], 4).option == "0-2,5,7-8%4"
 
 
 @pytest.mark.parametrize(("number", "name"), [(7, "007"), (1007, "1007")])

@@ -1,6 +1,7 @@
 """A run counts as live if its job might live, whatever Slurm calls the state."""
 
 import os
+from itertools import accumulate, islice
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,16 @@ def test_cancel_now_kills_open_ranks_or_the_whole_job(
         record_event(run, "opened", attempt=Attempt("7", restart), executor="slurm")
     assert stopping.kill(run) == "job 7: killed"
     assert calls.read_text().splitlines() == killed
+
+
+def test_pauses_on_slurm_grow_to_a_minute() -> None:
+    found = list(islice(jobs.pauses("slurm", 15.0), 20))
+    assert found[0] == 15.0
+    assert found == sorted(found)
+    assert found[-1] == jobs.LONGEST
+
+
+def test_waiting_for_an_end_asks_slurm_rarely() -> None:
+    asked = [at for at in accumulate(islice(jobs.pauses("slurm", 0.2), 50)) if at < 60]
+    assert len(asked) < 20
+    assert asked[3] < 2

@@ -6,8 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from hpcrun.run.directory import RunDirectory
 from tests import jobs
 from tests.jobs import outcome
@@ -131,12 +129,9 @@ def test_nothing_that_a_task_has_started_outlives_it(tmp_path: Path) -> None:
     assert all(jobs.has_ended(pid) for pair in pids for pid in pair)
 
 
-@pytest.mark.parametrize("key", ["srun_args", "sbatch_args"])
-def test_a_number_of_tasks_for_local_srun_is_refused(tmp_path: Path, key: str) -> None:
-    (tmp_path / "say.py").write_text(VARIABLES)
-    request = f"job.{key}=[--ntasks-per-node=1]"
-    done = jobs.hpcrun("submit", *SHAPE, request, "--", "python", "say.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"job.{key}: --ntasks-per-node=1: the local cluster has no srun" in done.stderr
-    assert "--tasks-per-node" in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_options_of_slurm_are_named_as_ignored(tmp_path: Path) -> None:
+    options = ("job.srun_args=[--label]", "job.sbatch_args=[--comment=a]")
+    done = jobs.hpcrun("submit", *SHAPE, "--dry-run", *options, "--", "env", cwd=tmp_path)
+    assert done.returncode == 0
+    for key, option in (("srun_args", "--label"), ("sbatch_args", "--comment=a")):
+        assert f"job.{key}: this machine has no Slurm and ignores {option}\n" in done.stderr

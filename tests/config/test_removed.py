@@ -1,0 +1,53 @@
+"""A stored config with keys of an earlier version goes on, or is refused with its line."""
+
+from pathlib import Path
+
+import pytest
+
+from hpcrun.config import Config, ConfigError, changes_since, load_resolved, recorded, to_yaml
+from hpcrun.config.removed import without_removed
+
+HARMLESS = {"train.uneven": "across", "train.checkpoint_blocks": "7", "job.cluster": "null"}
+
+
+def stored(folder: Path, **removed: str) -> Path:
+    """Return a config of a run with further keys, as an earlier version wrote it."""
+    text = to_yaml(Config())
+    for key, value in removed.items():
+        section, _, name = key.partition(".")
+        text = text.replace(f"\n{section}:\n", f"\n{section}:\n  {name}: {value}\n")
+    path = folder / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_keys_that_ask_for_present_behavior_are_ignored(tmp_path):
+    told = []
+    path = stored(tmp_path, **HARMLESS)
+    assert load_resolved(path, told.append) == Config()
+    assert told == [
+        f"{path}: ignores keys that an earlier version wrote: train.checkpoint_blocks, job.cluster, "
+        "train.uneven"
+    ]
+    told.clear()
+    assert load_resolved(stored(tmp_path), told.append) == Config()
+    assert told == []
+
+
+def test_a_key_that_asks_for_something_else_is_refused(tmp_path):
+    path = stored(tmp_path, **HARMLESS, **{"train.compression": "bf16"})
+    with pytest.raises(ConfigError) as refused:
+        load_resolved(path)
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{path}:")
+    assert "train.compression: this version has no 'bf16'; continue with the version" in line
+
+
+def test_a_checkpoint_of_an_earlier_version_is_compared():
+    before = recorded(Config())
+    before["train"] |= {"uneven": "across", "lr": 0.5}
+    found = changes_since(before, Config(), 3)
+    assert found is not None
+    assert found.refused == ["train.lr: 0.5 -> 0.0003"]
+    before["train"]["uneven"] = "drop"
+    assert without_removed(before)[2] == {"train.uneven": "drop"}
