@@ -237,28 +237,18 @@ class Run:
         stopping.preempt(self._directory)
 
     @refusing
-    def resume(
-        self,
-        *,
-        snapshot: bool | None = None,
-        trust_owner: bool = False,
-    ) -> "Run":
+    def resume(self, *, snapshot: bool | None = None) -> "Run":
         """Submit the run again, from its newest checkpoint, as it was submitted; return this object.
 
         A finished run stays as it is. With the executor ``debug`` the call returns after the training.
 
         Args:
             snapshot: run a copy of the code; None: as in the previous submission.
-            trust_owner: continue a run of another user.
 
         Raises:
             UserError: a job has the run already, or the run cannot be submitted.
         """
-        request = SubmitRequest(
-            runs=self.path.parent,
-            snapshot=snapshot,
-            trust_owner=trust_owner,
-        )
+        request = SubmitRequest(runs=self.path.parent, snapshot=snapshot)
         carry_out(plan_resume(self._directory, request))
         return self
 

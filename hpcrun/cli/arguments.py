@@ -173,7 +173,6 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         runs=runs_folder(given.get("runs_dir")),
         prepare=given.get("prepare", False),
         snapshot=None if no_snapshot is None else not no_snapshot,
-        trust_owner=given.get("trust_owner", False),
         max_parallel=given.get("max_parallel"),
         only_new=given.get("only_new", False),
     )
