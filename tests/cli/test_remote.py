@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import signal
 import struct
 import subprocess
@@ -319,26 +318,14 @@ def test_another_folder_of_the_same_name_is_refused(
     subprocess.run(["git", "init", "-q", other], check=True)
     (other / "x.py").write_text("")
     (line,) = site.hpcrun("submit", cwd=other, code=2).stderr.splitlines()
-    assert f"login.site:hpcrun/{project.name} is the copy of another folder or laptop" in line
+    assert (
+        f"login.site:hpcrun/{project.name} is the copy of another folder, not of root:{other}; to "
+        in line
+    )
     assert (site.there / "hpcrun" / project.name / "train.py").exists()
     with settings(site, "login.site: {folder: ~/second}\n"):
         site.hpcrun("submit", cwd=other)
     assert (site.there / "second" / project.name / "x.py").exists()
-
-
-def test_another_laptop_with_the_same_path_replaces_no_file(
-    site: sshd.Site, project: Path, echo: None
-) -> None:
-    site.hpcrun("submit", cwd=project)
-    site.hpcrun("submit", cwd=project)
-    shutil.rmtree(project)
-    project.mkdir()
-    subprocess.run(["git", "init", "-q", project], check=True)
-    (project / "x.py").write_text("")
-    (line,) = site.hpcrun("submit", cwd=project, code=2).stderr.splitlines()
-    assert f"another folder or laptop, not of root:{project}; to replace" in line
-    assert (site.there / "hpcrun" / project.name / "train.py").exists()
-    site.hpcrun("status", cwd=project)
 
 
 def test_a_profile_that_reads_its_input_does_not_wait(
@@ -400,7 +387,7 @@ def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     """Runs the lines for the other host here; the shell ends before the n-th command."""
 
     def run(owner: str, last: int) -> "subprocess.CompletedProcess[bytes]":
-        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner, "one")
+        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner)
         cut = f"trap '[ $((n += 1)) -le {last} ] || exit 9' DEBUG; {script}"
         return subprocess.run(
             ["bash", "-c", cut], input=b"a\0b c\0", capture_output=True, check=False
