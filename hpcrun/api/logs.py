@@ -256,14 +256,3 @@ def up_to(ranks: int) -> str:
 def log_name(rank: int) -> str:
     """Return the name of the log of ``rank``."""
     return f"rank-{rank:05d}.log"
-
-
-def log_files(folder: Path, rank: int | None) -> list[Path]:
-    """Return the log of ``rank`` in ``folder``, or with None the logs of all ranks."""
-    return sorted(folder.glob("rank-*.log" if rank is None else log_name(rank)))
-
-
-def marked(path: Path, lines: Iterator[bytes], rank: int | None) -> Iterator[str]:
-    """Yield ``lines`` of the log ``path`` as they are shown; of all ranks (None) with the rank's mark."""
-    for line in lines:
-        yield f"{path.stem}: {logged(line)}" if rank is None else logged(line)
