@@ -77,8 +77,6 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
     for at in ("best", "10"):
         _, high = groups_of(tmp_path, at=at)
         assert ("diverged", 6, "loss is not finite at step 20") in high.left_out
-    high, _ = groups_of(tmp_path, include=["failed", "unfinished"])
-    assert len(high.values) == 5
 
 
 def test_a_swept_script_and_one_by_hand_share_their_seeds(
@@ -118,7 +116,6 @@ def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> N
         (["--at", "soon"], "should be last, best or a step"),
         (["--against", "3"], "choose a row from 1 to 2"),
         (["--by", "train.rl"], "no run has this key"),
-        (["--confidence", "95"], "should be 0.5 to less than 1"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -194,15 +191,15 @@ def test_tables_and_json(
     assert guarded(["compare", file, "--at", "best"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "loss (best, min is best), 95% intervals"
-    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.003 20 lr0.0003-s0"
+    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 1.003"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
-    assert " ".join(lines[4].split()) == "3 1 4 - - 4 4 10 one train.lr=0.5"
+    assert " ".join(lines[4].split()) == "3 1 4 - - 4 train.lr=0.5"
     assert lines[5].startswith("caution: the best of many noisy values")
     assert lines[7] == "best:   train.lr=0.0003 (seeds 0, 1, 2)"
     facts = "interval -0.086407 … 0.16401, p 0.31401, paired t, 3 seeds"
     assert lines[8] == f"second: train.lr=0.01, +0.0388 ({facts})"
     assert " ".join(lines[12].split()).endswith("0.31401 0/3 paired t, 3 seeds train.lr=0.01")
-    assert " ".join(lines[13].split()) == "3 2.3321 - - - - - train.lr=0.5"
+    assert " ".join(lines[13].split()) == "3 2.3321 - - - - train.lr=0.5"
     assert "  row 3: bad (seed 8): failed" in lines
     assert "  row 3: 0, 1, 2" in lines
     assert guarded(["compare", file, "--json"]) == 0
