@@ -86,7 +86,7 @@ def submit(
         snapshot: run a copy of the code, so that later changes do not affect the job.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
-        sweep_file: a YAML or JSON file with the blocks grid, zip and list; or with a search, which the call
+        sweep_file: a YAML or JSON file with the blocks grid and list; or with a search, which the call
             runs to its end.
         max_parallel: runs of the sweep at the same time, at most.
         only_new: submit no run of the sweep that has failed or was cancelled.
