@@ -1,13 +1,10 @@
 """Commands on another host: a real ssh, rsync and sshd between two homes."""
 
 import contextlib
-import fcntl
 import os
 import re
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from hpcrun.cli.ssh import Host, prepare_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from tests import sshd
+from tests.cli.terminal import Terminal
 from tests.jobs import events, wait_for, wait_for_end
 
 SCRIPT = """\
@@ -153,54 +151,21 @@ def test_words_folder_and_exit_code_pass_unchanged(
         assert done.stderr == ""
 
 
-class Terminal:
-    """A program on the laptop with a terminal of 77 columns and 33 lines."""
-
-    def __init__(self, site: sshd.Site, *words: str, cwd: Path) -> None:
-        self._own, other = os.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-        self.process = subprocess.Popen(
-            site.command(*site.words(*words), cwd=cwd), stdin=other, stdout=other, stderr=other,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(other)
-        os.set_blocking(self._own, False)
-        self.text = ""
-
-    def read(self) -> str:
-        """Return all that the terminal has shown."""
-        with contextlib.suppress(OSError):
-            while data := os.read(self._own, 4096):
-                self.text += data.decode()
-        return self.text
-
-    def wait_for(self, text: str) -> None:
-        wait_for(lambda: text in self.read(), why=f"{text} in {self.text}")
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._own)
-
-
 def test_a_terminal_keeps_its_size_colors_and_ctrl_c(
     site: sshd.Site, project: Path, echo: None
 ) -> None:
     site.hpcrun("submit", cwd=project)
-    terminal = Terminal(site, "logs", "-f", "a", cwd=project)
+    program = site.command(*site.words("logs", "-f", "a"), cwd=project)
+    terminal = Terminal(project, columns=77, program=program)
     try:
-        terminal.wait_for("waiting")
-        assert "term=xterm-256color size=33 77" in terminal.text
+        terminal.read_until("term=xterm-256color size=24 77(.|\n)*waiting")
         (sleeper,) = alive(site, "1000")
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
+        assert terminal.end() == 130
         wait_for(lambda: not sleeper.is_running(), why="the end of the program there")
-        assert terminal.process.wait() == 130
-        assert "closed" not in terminal.read()
+        assert "closed" not in terminal.text
     finally:
-        terminal.close()
+        terminal.kill()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
