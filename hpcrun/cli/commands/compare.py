@@ -43,13 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=int, metavar="ROW", help="the row to compare with (default: the best)"
     )
-    parser.add_argument(
-        "--confidence",
-        type=float,
-        default=0.95,
-        metavar="SHARE",
-        help="confidence of the intervals (default: 0.95)",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -65,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         lower_is_better,
     )
 
-    _require_sense(arguments)
+    require_moment(arguments.at)
     require("report", "scipy")
     import numpy as np
 
@@ -91,20 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"--against {arguments.against}: no run of such a row counts; choose a row from 1 to {full}"
         )
     base = None if arguments.against is None else arguments.against - 1
-    level = arguments.confidence
     # A diverged loss of 1e308 has an infinite variance.
     with np.errstate(all="ignore"):
-        spreads = [
-            describe(group.numbers(), confidence=level) if group.values else None
-            for group in groups
-        ]
+        spreads = [describe(group.numbers()) if group.values else None for group in groups]
         values = [{one.pair: one.value for one in group.values} for group in groups]
-        found, tests = compare_all(values, base, lower=question.lower, confidence=level)
+        found, tests = compare_all(values, base, lower=question.lower)
     if arguments.json:
         print_json(_as_data(question, groups, spreads, found, (base or 0) + 1, tests))
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
-    say(f"{metric} ({at}, {goal} is best), {level:.0%} intervals")
+    say(f"{metric} ({at}, {goal} is best), 95% intervals")
     say(*aligned(_group_rows(groups, spreads, question.lower, known), range(9)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
@@ -119,12 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"p is corrected for {tests} tests {pairs} (Holm); the intervals are not")
     say(*_left_out(groups, known))
     return 0
-
-
-def _require_sense(arguments: argparse.Namespace) -> None:
-    require_moment(arguments.at)
-    if not 0.5 <= arguments.confidence < 1:
-        raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
 def _best(
@@ -199,7 +182,7 @@ def _test(one: "ConfigDifference") -> str:
 
 
 def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[str]:
-    """Return a line for each run that does not count, and for the missing seeds."""
+    """Return a line for each run that does not count."""
     found = [
         f"  row {number}: {known[run]}{'' if seed is None else f' (seed {seed})'}: {why}"
         for number, group in enumerate(groups, 1)
@@ -211,12 +194,7 @@ def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[st
         lines += ["", f"{count} not count:", *found[:_MOST_LISTED]]
         if len(found) > _MOST_LISTED:
             lines.append(f"  … {len(found) - _MOST_LISTED:,} more, with --json")
-    missing = [
-        f"  row {number}: {', '.join(map(str, group.missing))}"
-        for number, group in enumerate(groups, 1)
-        if group.missing
-    ]
-    return [*lines, *(["", "seeds that other rows have:", *missing] if missing else [])]
+    return lines
 
 
 def _as_data(
@@ -241,7 +219,6 @@ def _as_data(
                 "left_out": [
                     {"run": run, "seed": seed, "reason": why} for run, seed, why in group.left_out
                 ],
-                "missing_seeds": group.missing,
             }
             for group, spread, one in zip(groups, spreads, found, strict=True)
         ],
