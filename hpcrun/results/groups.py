@@ -84,7 +84,6 @@ class RunGroup:
     known: bool
     values: list[RunValue] = field(default_factory=list)
     left_out: list[tuple[str, Any, str]] = field(default_factory=list)
-    missing: list[Any] = field(default_factory=list)
 
     def numbers(self) -> list[float]:
         """Return the values that count."""
@@ -147,7 +146,6 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
         raise ResultsError(f"--metric {question.metric}: no run has it; there is: {known}")
     ordered = list(groups.values())
     _label(ordered, question)
-    _note_missing(ordered)
     sign = 1 if question.lower else -1
 
     def rank(group: RunGroup) -> tuple[float, Any]:
@@ -317,15 +315,6 @@ def _shown(value: Any, whole: bool) -> str:
         # 0.020000000000000004 is 0.02 after a computation.
         value = float(f"{value:.12g}")
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _note_missing(groups: list[RunGroup]) -> None:
-    """List the seeds that other groups have and this group has not even started."""
-    seeds = {one.seed for group in groups for one in group.values}
-    seeds |= {seed for group in groups for _, seed, _ in group.left_out}
-    for group in groups:
-        here = {one.seed for one in group.values} | {seed for _, seed, _ in group.left_out}
-        group.missing = sorted((seed for seed in seeds - here if seed is not None), key=str)
 
 
 def _natural(text: str) -> list[tuple[float, str]]:

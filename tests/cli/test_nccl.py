@@ -91,7 +91,7 @@ def test_bad_input_is_one_line(
 def test_the_advice_for_this_node_has_settings_and_remarks(tmp_path: Path) -> None:
     told = json.loads(jobs.hpcrun("nccl", "advise", "--json", cwd=tmp_path).stdout)
     assert sorted(told) == ["remarks", "set"]
-    shell = jobs.hpcrun("nccl", "advise", "--format", "shell", cwd=tmp_path)
+    shell = jobs.hpcrun("nccl", "advise", cwd=tmp_path)
     assert shell.returncode == 0
     assert shell.stdout.startswith("# ")
 

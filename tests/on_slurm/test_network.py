@@ -61,16 +61,13 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
     report = check(whole)
     assert report["exclude"] == ["node3"], report["findings"]
     # Slurm's packets are lost too, so the node's answers may come too late.
-    assert named(report)[0][0] in ("lossy", "slow", "silent"), report["findings"]
+    assert named(report)[0][0] in ("slow", "silent"), report["findings"]
 
 
 @pytest.mark.slow
-def test_a_node_that_drops_few_packets_is_named(whole: SlurmCluster) -> None:
+def test_the_report_has_the_few_packets_that_were_lost(whole: SlurmCluster) -> None:
     whole.lossy_link("node3", 3)
-    report = check(whole)
-    assert report["exclude"] == ["node3"], report["findings"]
-    assert named(report)[0][0] in ("lossy", "slow"), report["findings"]
-    assert report["nodes"][2]["resent"] > 0.01
+    assert check(whole)["nodes"][2]["resent"] > 0.01
 
 
 def test_a_node_with_a_smaller_mtu_is_named(whole: SlurmCluster) -> None:

@@ -159,7 +159,7 @@ def _test(one: "ConfigDifference") -> str:
 
 
 def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[str]:
-    """Return a line for each run that does not count, and for the missing seeds."""
+    """Return a line for each run that does not count."""
     found = [
         f"  row {number}: {known[run]}{'' if seed is None else f' (seed {seed})'}: {why}"
         for number, group in enumerate(groups, 1)
@@ -171,12 +171,7 @@ def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[st
         lines += ["", f"{count} not count:", *found[:_MOST_LISTED]]
         if len(found) > _MOST_LISTED:
             lines.append(f"  … {len(found) - _MOST_LISTED:,} more, with --json")
-    missing = [
-        f"  row {number}: {', '.join(map(str, group.missing))}"
-        for number, group in enumerate(groups, 1)
-        if group.missing
-    ]
-    return [*lines, *(["", "seeds that other rows have:", *missing] if missing else [])]
+    return lines
 
 
 def _as_data(
@@ -201,7 +196,6 @@ def _as_data(
                 "left_out": [
                     {"run": run, "seed": seed, "reason": why} for run, seed, why in group.left_out
                 ],
-                "missing_seeds": group.missing,
             }
             for group, spread, one in zip(groups, spreads, found, strict=True)
         ],

@@ -46,7 +46,6 @@ from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules
 from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
 
-_FORMATS = {"table": advice.as_table, "shell": advice.as_shell, "yaml": advice.as_yaml}
 _START = 300.0
 _MAX_BYTES = 1 << 20
 
@@ -71,10 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("lint")
     group.add_argument(
         "--notes", action="store_true", help="print notes too, not only errors and warnings"
-    )
-    group = parser.add_argument_group("advise")
-    group.add_argument(
-        "--format", choices=_FORMATS, default="table", help="table, shell exports or YAML"
     )
     group = parser.add_argument_group("tune")
     add_local(group, "N ranks on this machine instead of an allocation")
@@ -197,7 +192,7 @@ def _advise(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(advice.as_data(lines))
         return 0
-    say(*_FORMATS[arguments.format](lines).rstrip("\n").split("\n"))
+    say(*advice.as_shell(lines).split("\n"))
     for line in lines:
         if line.name is not None and os.environ.get(line.name, line.value) != line.value:
             say_aside(
