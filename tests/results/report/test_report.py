@@ -32,7 +32,6 @@ SECTIONS = [
     "Curves",
     "Parameters",
     "All runs",
-    "Goodput and timeline",
     "Failures",
     "Methods and data",
 ]
@@ -152,7 +151,7 @@ def test_runs_without_metrics_have_a_report(tmp_path: Path, make_run: MakeRun) -
     assert report(run.path, "-o", tmp_path / "r.html") == 0
     words = Page(tmp_path / "r.html").words
     assert "No run has logged a metric." in words
-    assert "there is no timeline" in words
+    assert "No end of an attempt is recorded." in words
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(
