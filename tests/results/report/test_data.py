@@ -28,22 +28,6 @@ def test_a_thinned_curve_keeps_its_extremes() -> None:
     assert {0, 7777, 9999} <= set(kept.tolist())
 
 
-def test_swept_keys_leave_out_seed_and_place(make_run: MakeRun, tmp_path: Path) -> None:
-    for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
-        job = {"mem": f"{seed + 1}G"}
-        make_run(f"r{seed}-{rate}", seed=seed, config={"train": {"lr": rate}, "job": job})
-    runs = read(tmp_path / "runs")
-    assert swept_keys(runs) == ["train.lr"]
-
-
-def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a", config={"command": ["python", "x.py", "--lr", "0.1", "--fast"]})
-    make_run("b", config={"command": ["python", "x.py", "--lr=0.2"]})
-    runs = read(tmp_path / "runs")
-    assert {run.config["--lr"] for run in runs} == {0.1, 0.2}
-    assert "--lr" in swept_keys(runs)
-
-
 def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a", state=None)
     with run.events.open("a") as stream:
