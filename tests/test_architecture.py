@@ -5,7 +5,6 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -183,91 +182,11 @@ def test_the_lists_name_every_page() -> None:
     assert [name for name in names if f"]({name})" not in index] == []
 
 
-# Modules whose private names a test may use, in whole: torch gives no other way to its internals.
-FOREIGN = ("os", "sys", "torch", "dist")
-# Private names of objects of torch and other libraries, by file. A test of hpcrun's own objects uses a
-# constructor argument or a public function.
-PRIVATE = {
-    "datasets' shuffled stream": {"tests/train/test_known_streams.py: _ex_iterable"},
-    "torch's process groups": {
-        "tests/ranks/test_tree_group.py: _timeout",
-        "tests/train/test_gpu_runs.py: _timeout",
-        "tests/train/test_watchdog.py: _get_backend",
-        "tests/train/test_watchdog.py: _timeout",
-    },
-    "torch's modules, tensors and operators": {
-        "tests/devices/fake/device.py: _buffers",
-        "tests/devices/fake/device.py: _lazy_init",
-        "tests/devices/fake/device.py: _parameters",
-        "tests/devices/late_device.py: _local_scalar_dense",
-        "tests/devices/late_device.py: _schema",
-        "tests/devices/late_device.py: _to_copy",
-        "tests/train/nccl_rules.py: _destroy",
-        "tests/train/test_precision.py: _values",
-    },
-    "torch's sharded parameters": {
-        "tests/train/test_sharded_memory.py: _fsdp_param_group",
-        "tests/train/test_sharded_memory.py: _fsdp_param_groups",
-        "tests/train/test_sharded_memory.py: _get_fsdp_state",
-        "tests/train/test_sharded_memory.py: _unsharded_param",
-    },
-}
-
-
-def is_private(name: object) -> bool:
-    """Return True for a name, or the end of a dotted name, that begins with one underscore."""
-    last = name.rpartition(".")[2] if isinstance(name, str) else ""
-    return last.startswith("_") and not last.startswith("__") and last.isidentifier()
-
-
-def private_names(tree: ast.AST) -> Iterator[str]:
-    """Yield the private names that a module uses of other objects: attributes, imports, and names in calls.
-
-    An object's use of its own names does not count.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and is_private(node.attr):
-            root = ast.unparse(node.value)
-            if root not in ("self", "cls") and root.split(".")[0] not in FOREIGN:
-                yield node.attr
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] != "torch":
-            yield from (alias.name for alias in node.names if is_private(alias.name))
-        elif isinstance(node, ast.Call) and re.search(r"(set|get|has|del)attr$", _called(node)):
-            words = [one.value for one in node.args if isinstance(one, ast.Constant)]
-            root = ast.unparse(node.args[0]).split(".")[0] if node.args else ""
-            if root not in FOREIGN:
-                yield from (word.rpartition(".")[2] for word in words if is_private(word))
-
-
-def _called(call: ast.Call) -> str:
-    return ast.unparse(call.func)
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("watchdog._stuck(3)", ["_stuck"]),
-        ("trainer.gate._readback.send", ["_readback"]),
-        ("from hpcrun.train.build import _compile_mode", ["_compile_mode"]),
-        ("monkeypatch.setattr(line_writer, '_PAUSE', 3)", ["_PAUSE"]),
-        ("patch.setattr('hpcrun.run.rendezvous._SECOND_LOOK', 0.3)", ["_SECOND_LOOK"]),
-        ("getattr(engine, '_saving')", ["_saving"]),
-        ("self._work, cls._kind, one.__name__, os._exit, torch._C._x, run.public, f('_')", []),
-        ("from torch._C import _distributed_c10d", []),
-    ],
-)
-def test_a_private_name_of_another_object_is_found(code: str, found: list[str]) -> None:
-    assert list(private_names(ast.parse(code))) == found
-
-
-def test_tests_use_no_private_name_of_hpcrun() -> None:
-    used = {
-        f"{path.relative_to(ROOT).as_posix()}: {name}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for name in private_names(ast.parse(path.read_text(encoding="utf-8")))
-    }
-    # Both directions: a line of the list that no test needs is removed.
-    assert used == set().union(*PRIVATE.values())
+def test_tests_import_no_private_name_of_hpcrun() -> None:
+    # ruff's SLF001 finds private attributes.
+    imported = re.compile(r"^ *from hpcrun\S* import [^#\n]*\b_\w", re.MULTILINE)
+    paths = [*(ROOT / "tests").rglob("*.py")]
+    assert [path for path in paths if imported.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_each_class_name_is_used_once() -> None:

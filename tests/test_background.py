@@ -38,16 +38,6 @@ def test_programs_of_a_test_ignore_no_signal() -> None:
     assert done.stdout == b"[]\n"
 
 
-def test_programs_of_a_background_test_run_ignore_no_signal() -> None:
-    wanted = f"{__file__}::{test_programs_of_a_test_ignore_no_signal.__name__}"
-    command = [*MUTED, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "1"]
-    done = subprocess.run(
-        [*command, wanted],
-        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=jobs.PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-
-
 def test_a_run_followed_in_the_background_survives_keys(
     tmp_path: Path,
 ) -> None:

@@ -13,24 +13,24 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_340, 25),
+    "api": (4_200, 25),
     "checkpoint": (6_280, 33),
-    "cli": (4_910, 34),
+    "cli": (4_660, 34),
     "config": (2_910, 14),
     "devices": (670, 6),
     "diagnose": (1_690, 9),
     "estimate": (1_220, 9),
-    "hpcrun": (720, 9),
+    "hpcrun": (710, 9),
     "integrations": (3_280, 14),
     "job": (5_300, 23),
-    "network": (4_280, 18),
+    "network": (3_700, 17),
     "nodes": (1_490, 8),
     "ranks": (3_220, 15),
-    "results": (3_980, 19),
+    "results": (3_730, 18),
     "run": (3_330, 17),
     "slurm": (4_150, 24),
     "tasks": (1_070, 8),
-    "tests": (56_390, 441),
+    "tests": (55_300, 437),
     "train": (9_830, 49),
 }
 """The most lines and files of each package, and of the tests."""

@@ -1,7 +1,6 @@
 """Drafts of killed writers are removed, and those of living writers stay."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.drafts import draft_of, process_space, remove_left
-from hpcrun.tasks import corpus
-from hpcrun.tasks.options import LanguageModelData
+from hpcrun.drafts import draft_folder, draft_of, process_space, remove_left
 
 HOST = os.uname().nodename
 HERE = process_space()
@@ -72,24 +69,13 @@ def test_a_container_of_this_host_has_another_process_space() -> None:
     assert spaces[1].startswith(f"{HOST}-")
 
 
-def pack_corpus(path: Path) -> None:
-    library = path.parent / "library"
-    library.mkdir(exist_ok=True)
-    for number in range(9):
-        (library / f"{number}.py").write_text(f"print({number})\n")
-    corpus.pack(library, path, LanguageModelData(validation_fraction=0.5))
-    shutil.rmtree(library)
-
-
-def test_a_task_removes_what_its_killed_writer_has_left(tmp_path: Path) -> None:
+def test_a_folder_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "data"
     child = os.fork()
     if child == 0:
-        # The process dies before it renames its draft.
-        Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign]
-        pack_corpus(path)
-        os._exit(0)
+        with draft_folder(path):
+            os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     assert len([*tmp_path.glob(".data.*.tmp")]) == 1
-    pack_corpus(path)
-    assert [*tmp_path.glob(".data.*")] == []
+    with draft_folder(path) as own:
+        assert [*tmp_path.glob(".data.*")] == [own]

@@ -117,17 +117,3 @@ def test_public_classes_describe_every_field() -> None:
             f"{name}.{key}" for key in plain if not re.search(rf"^ *{key}:", text, re.M)
         ]
     assert not undescribed
-
-
-def unclear(step: int) -> None:
-    """Return nothing."""
-    _refuse(step)
-
-
-def _refuse(step: int) -> None:
-    raise ValueError(step)
-
-
-def test_the_check_finds_an_argument_and_a_helpers_exception() -> None:
-    found = list(problems(Public("unclear", unclear, None)))
-    assert found == ["does not name the argument step", "has no ValueError under Raises"]

@@ -4,14 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-YAML = [
-    *sorted((ROOT / ".github").rglob("*.yml")),
-    ROOT / ".pre-commit-config.yaml",
-]
 WORKFLOW: dict[Any, Any] = yaml.safe_load(
     (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
 )
@@ -20,19 +15,6 @@ WORKFLOW: dict[Any, Any] = yaml.safe_load(
 def commands(job: str) -> list[str]:
     """Return the shell commands of a job of the workflow."""
     return [step["run"] for step in WORKFLOW["jobs"][job]["steps"] if "run" in step]
-
-
-@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
-def test_a_yaml_file_parses(path: Path) -> None:
-    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
-
-
-def test_every_job_has_a_machine_a_limit_and_steps() -> None:
-    # YAML 1.1 reads the key `on` as true.
-    assert set(WORKFLOW[True]) == {"push", "pull_request"}
-    for job in WORKFLOW["jobs"].values():
-        assert {"runs-on", "timeout-minutes", "steps"} <= set(job)
-        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
 
 
 def test_the_unit_tests_run_on_every_supported_python() -> None:
@@ -57,15 +39,6 @@ def test_the_slurm_job_runs_the_ci_script_as_root() -> None:
     assert "--privileged" in job["container"]["options"]
     assert commands("slurm")[-1] == "bash .ci/run"
     assert (ROOT / ".ci" / "run").is_file()
-
-
-def test_the_hooks_use_the_development_environment() -> None:
-    settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    (repository,) = settings["repos"]
-    assert repository["repo"] == "local"
-    assert {hook["language"] for hook in repository["hooks"]} == {"system"}
-    programs = {hook["entry"].split()[0] for hook in repository["hooks"]}
-    assert programs == {"ruff", "lint-imports", "mypy", "python", "codespell"}
 
 
 def test_the_fast_lane_names_tests_that_exist() -> None:

@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Print the NCCL environment that this node needs, each line with its reason: `hpcrun nccl advise`.
 
-tools/nccl_env.py                    a table
-eval "$(tools/nccl_env.py --format shell)"
-tools/nccl_env.py --format yaml      for a config's job.env
+eval "$(tools/nccl_env.py)"
 """
 
 import sys

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcrun.diagnose.read_log import labeled
 from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events, signature
+from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.slurm.launch import jobs
 
@@ -28,32 +27,29 @@ _STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
 _EARLY, _LATE = 3600.0, 3600.0
 # The first line of an attempt in the output of its batch script.
 _MARK = "hpcrun: attempt "
-_RANK_FILE = re.compile(r"rank-(\d+)\.log")
+
+
+StepTimes = Mapping[tuple[str, int], float]
+"""When rank 0 logged a step (Unix seconds), by the label of the attempt and the step."""
 
 
 @dataclass(frozen=True)
 class MergedLine:
     """A line with its origin.
 
-    ``time``: Unix seconds; None if unknown. ``rank``: None for an event of the run. ``node``: number of the
-    node of the launcher that wrote the line, if the rank is not known.
+    ``time``: Unix seconds; None if unknown. ``writer``: ``rank 3``; ``node 1`` of a launcher; or ``run``.
     """
 
     time: float | None
     attempt: Attempt
-    rank: int | None
-    node: int | None
+    writer: str
     text: str
 
     @property
     def origin(self) -> str:
         """The writer in words, such as ``rank 3, restart 1``."""
-        if self.rank is not None:
-            name = f"rank {self.rank}"
-        else:
-            name = "run" if self.node is None else f"node {self.node}"
         label = self.attempt.label
-        return name if label == "0" else f"{name}, restart {label}"
+        return self.writer if label == "0" else f"{self.writer}, restart {label}"
 
     def shown(self, width: int = 0) -> str:
         """Return the line as it is printed, with the origin in ``width`` columns."""
@@ -61,38 +57,21 @@ class MergedLine:
         return f"{clock:8} {self.origin:{width}} | {self.text}"
 
 
-class StepTimes:
-    """The times of steps in metrics.jsonl, read at the first question."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._times: dict[tuple[str, int], float] = {}
-        self._read: tuple[int, int, int] | None = None
-
-    def of(self, attempt: str, step: int) -> float | None:
-        """Return when rank 0 logged ``step`` (Unix seconds), or None."""
-        # A program may print steps that metrics.jsonl lacks: the file is read again only if it grew.
-        if (attempt, step) not in self._times and (now := signature(self._path)) != self._read:
-            self._times, self._read = dict(_step_times(read_lines(self._path))), now
-        return self._times.get((attempt, step))
-
-
 class RankLog:
     """The log file of a rank, or of a node's launcher; its lines get their times in the order of the file.
 
     Args:
-        launched: the file is that of a launcher such as torchrun, with the lines of several ranks.
+        kind: ``rank``, or ``node`` for the file of a launcher such as torchrun.
         began: the start of the attempt, in Unix seconds.
+        steps: returns the times of steps in metrics.jsonl.
     """
 
     def __init__(
-        self, path: Path, attempt: Attempt, began: float, steps: StepTimes, *, launched: bool
+        self, path: Path, attempt: Attempt, began: float, kind: str, steps: Callable[[], StepTimes]
     ) -> None:
-        self.path, self.attempt, self._began, self._steps = path, attempt, began, steps
-        self._launched = launched
-        found = _RANK_FILE.fullmatch(path.name)
-        self._number = int(found[1]) if found else 0
-        self._at = began
+        self._attempt, self._began, self._steps, self._at = attempt, began, steps, began
+        self._number = number_of(path)
+        self._writer = f"{kind} {self._number}"
 
     def keyed(
         self, lines: Iterable[bytes], read_at: float | None = None
@@ -103,21 +82,16 @@ class RankLog:
             read_at: the time of reading, when a person follows the log; used for lines without a time.
         """
         for raw in lines:
-            # A launcher's file has lines of several ranks; torch's label names the rank of a line.
-            line = labeled(logged(raw), self.path.name, 0)
-            own = self._time(line.text, line.time)
-            if own is not None or read_at is not None:
-                own = own if own is not None else read_at
-                assert own is not None
-                self._at = max(self._at, own)
-            rank = line.rank if self._launched else self._number
-            node = self._number if self._launched and rank is None else None
-            text = line.text if self._launched and line.rank is not None else logged(raw)
-            yield self._at, MergedLine(own, self.attempt, rank, node, text)
+            text = logged(raw)
+            own = self._time(text)
+            own = read_at if own is None else own
+            self._at = max(self._at, own or 0.0)
+            yield self._at, MergedLine(own, self._attempt, self._writer, text)
 
-    def _time(self, text: str, own: float | None) -> float | None:
+    def _time(self, text: str) -> float | None:
+        own = labeled(text, "", 0).time
         if own is None and self._number == 0 and (step := _STEP.match(text)):
-            own = self._steps.of(self.attempt.label, int(step[1]))
+            own = self._steps().get((self._attempt.label, int(step[1])))
         if own is None or not self._began - _EARLY <= own <= time.time() + _LATE:
             return None
         return own
@@ -130,9 +104,8 @@ class BatchLog:
         at: the time by which the lines are merged, in Unix seconds: they have none.
     """
 
-    def __init__(self, run: RunDirectory, path: Path, attempt: Attempt, at: float) -> None:
-        self.path, self.attempt = path, attempt
-        self._run, self._at, self._mine = run, at, False
+    def __init__(self, run: RunDirectory, attempt: Attempt, at: float) -> None:
+        self._run, self._attempt, self._at, self._mine = run, attempt, at, False
 
     def keyed(
         self, lines: Iterable[bytes], read_at: float | None = None
@@ -142,9 +115,9 @@ class BatchLog:
         for raw in lines:
             text = logged(raw)
             if text.startswith(_MARK):
-                self._mine = text.startswith(f"{_MARK}{self.attempt.owner} ")
+                self._mine = text.startswith(f"{_MARK}{self._attempt.owner} ")
             elif self._mine and not names_another_run(self._run, text):
-                yield self._at, MergedLine(read_at, self.attempt, None, None, text)
+                yield self._at, MergedLine(read_at, self._attempt, "run", text)
 
 
 def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[MergedLine]:
@@ -170,22 +143,29 @@ def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
         if words is None or event.attempt is None:
             continue
         at = max(at, event.time)
-        line = MergedLine(event.time, event.attempt, None, None, words(event))
+        line = MergedLine(event.time, event.attempt, "run", words(event))
         yield at, line
 
 
 def rank_files(run: RunDirectory, attempt: Attempt) -> list[Path]:
     """Return the log files of the ranks of ``attempt``, in the order of ranks."""
-    files = run.attempt_logs(attempt).glob("rank-*.log")
-    return sorted(path for path in files if _RANK_FILE.fullmatch(path.name))
+    return sorted(run.attempt_logs(attempt).glob("rank-[0-9]*.log"))
 
 
-def _step_times(lines: Iterable[Mapping[str, Any]]) -> Iterator[tuple[tuple[str, int], float]]:
-    for line in lines:
+def number_of(path: Path) -> int:
+    """Return the number of the rank, or of the launcher's node, with the log ``path``."""
+    return int(path.stem.removeprefix("rank-"))
+
+
+def step_times(run: RunDirectory) -> StepTimes:
+    """Return the times of steps in metrics.jsonl."""
+    found = {}
+    for line in read_lines(run.metrics):
         step, when, restart = line.get("step"), line.get("time"), line.get("restart", 0)
         if isinstance(step, int) and isinstance(when, int | float) and isinstance(restart, int):
             attempt = Attempt("", restart, int(line.get("in_place") or 0))
-            yield (attempt.label, step), float(when)
+            found[attempt.label, step] = float(when)
+    return found
 
 
 def _opened(event: Event) -> str:
@@ -256,14 +236,3 @@ def up_to(ranks: int) -> str:
 def log_name(rank: int) -> str:
     """Return the name of the log of ``rank``."""
     return f"rank-{rank:05d}.log"
-
-
-def log_files(folder: Path, rank: int | None) -> list[Path]:
-    """Return the log of ``rank`` in ``folder``, or with None the logs of all ranks."""
-    return sorted(folder.glob("rank-*.log" if rank is None else log_name(rank)))
-
-
-def marked(path: Path, lines: Iterator[bytes], rank: int | None) -> Iterator[str]:
-    """Yield ``lines`` of the log ``path`` as they are shown; of all ranks (None) with the rank's mark."""
-    for line in lines:
-        yield f"{path.stem}: {logged(line)}" if rank is None else logged(line)

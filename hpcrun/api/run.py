@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from hpcrun.api.interrupts import note_end, time_to_end
-from hpcrun.api.logs import log_files, marked, require_log
+from hpcrun.api.logs import log_name, require_log
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.run_status import row_of
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
+from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory, find
 from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
@@ -128,53 +129,42 @@ class Run:
         return result
 
     @refusing
-    def metrics(self, *, since: int | None = None, frame: bool = False) -> Any:
+    def metrics(self, *, since: int | None = None) -> list[dict[str, Any]]:
         """Return the lines of ``metrics.jsonl`` in the order of writing, a dict for each logged step.
 
         A step that was computed again after a restart has a line for each time; ``restart`` distinguishes
-        the lines. A number that is not finite is None. Times are in seconds.
+        the lines. A number that is not finite is None. Times are in seconds. ``pandas.DataFrame(lines)`` is a
+        frame of the lines.
 
         Args:
             since: only the lines of later steps.
-            frame: return a ``pandas.DataFrame``, with a column for each key.
 
         Raises:
-            UserError: the file cannot be read, or pandas is not installed.
+            UserError: the file cannot be read.
         """
         lines = read_lines(self._directory.metrics)
         if since is not None:
             lines = [line for line in lines if isinstance(line.get("step"), int)]
             lines = [line for line in lines if line["step"] > since]
-        if not frame:
-            return lines
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError(
-                "metrics(frame=True): pandas is not installed; `pip install pandas`, or omit frame="
-            ) from error
-        return pandas.DataFrame(lines)
+        return lines
 
     @refusing
-    def logs(self, rank: int | None = 0) -> str:
+    def logs(self, rank: int = 0) -> str:
         """Return the log of a rank in the newest attempt, with control characters as escapes.
 
         Args:
-            rank: the number of a rank; None: all ranks, each line with the name of its log.
+            rank: the number of the rank.
 
         Raises:
             UserError: ``rank`` is not a number of a rank, or the rank has no log.
         """
-        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
-            raise UserError(f"rank={rank!r}: give the number of a rank, or None for all ranks")
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+            raise UserError(f"rank={rank!r}: give the number of a rank")
         folder = require_log(self._directory, rank, "rank=")
-        lines: list[str] = []
-        for path in log_files(folder, rank):
-            # The line break at the end of a file begins no further line.
-            with open_regular(path) as stream:
-                raw = stream.read().removesuffix(b"\n")
-            lines += marked(path, iter(raw.split(b"\n") if raw else ()), rank)
-        return "".join(f"{line}\n" for line in lines)
+        # The line break at the end of a file begins no further line.
+        with open_regular(folder / log_name(rank)) as stream:
+            raw = stream.read().removesuffix(b"\n")
+        return "".join(f"{logged(line)}\n" for line in (raw.split(b"\n") if raw else ()))
 
     @refusing
     def checkpoints(self) -> list[dict[str, Any]]:
@@ -237,28 +227,18 @@ class Run:
         stopping.preempt(self._directory)
 
     @refusing
-    def resume(
-        self,
-        *,
-        snapshot: bool | None = None,
-        trust_owner: bool = False,
-    ) -> "Run":
+    def resume(self, *, snapshot: bool | None = None) -> "Run":
         """Submit the run again, from its newest checkpoint, as it was submitted; return this object.
 
         A finished run stays as it is. With the executor ``debug`` the call returns after the training.
 
         Args:
             snapshot: run a copy of the code; None: as in the previous submission.
-            trust_owner: continue a run of another user.
 
         Raises:
             UserError: a job has the run already, or the run cannot be submitted.
         """
-        request = SubmitRequest(
-            runs=self.path.parent,
-            snapshot=snapshot,
-            trust_owner=trust_owner,
-        )
+        request = SubmitRequest(runs=self.path.parent, snapshot=snapshot)
         carry_out(plan_resume(self._directory, request))
         return self
 

@@ -32,9 +32,6 @@ def state_in_words(state: RunState, events: Sequence[Event], now: float) -> str:
         return _running(state, events)
     if state.word == "new":
         return "not submitted yet"
-    failure = _earlier_failure(events) if state.word == "cancelled" else None
-    if failure is not None:
-        return f"cancelled while it waited, after a failure: {failure}"
     return _with_detail(state.word, state.detail)
 
 
@@ -100,14 +97,6 @@ def _requeued_after(events: Sequence[Event]) -> str | None:
         if event.what == "submitted" and "continues" not in event.fields:
             return None
     return None
-
-
-def _earlier_failure(events: Sequence[Event]) -> str | None:
-    """Return the reason of the failure before the newest submission, if no attempt has begun since."""
-    last = next((one for one in reversed(events) if one.what in ("opened", "ended")), None)
-    if last is None or last.what == "opened" or last.fields.get("restart_allowed"):
-        return None
-    return None if last.cause in ("cancelled", "finished") else str(last.fields.get("reason"))
 
 
 def _running(state: RunState, events: Sequence[Event]) -> str:

@@ -138,9 +138,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUES",
         help="one run per value: train.lr=1e-4,3e-4 or seed=0:5 (0 to 4); several: all combinations",
     )
-    sweep.add_argument(
-        "--sweep-file", type=Path, metavar="FILE", help="YAML: grid, zip, list, search"
-    )
+    sweep.add_argument("--sweep-file", type=Path, metavar="FILE", help="YAML: grid, list, search")
     sweep.add_argument(
         "--max-parallel", type=int, metavar="N", help="runs at the same time, at most (search: 1)"
     )
@@ -173,7 +171,6 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
         runs=runs_folder(given.get("runs_dir")),
         prepare=given.get("prepare", False),
         snapshot=None if no_snapshot is None else not no_snapshot,
-        trust_owner=given.get("trust_owner", False),
         max_parallel=given.get("max_parallel"),
         only_new=given.get("only_new", False),
     )

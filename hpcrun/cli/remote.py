@@ -4,7 +4,6 @@ The other host keeps all state. A submission first copies the code there, with r
 """
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -20,10 +19,8 @@ from hpcrun.api.places import runs_folder
 from hpcrun.cli.ssh import (
     NOT_CONNECTED,
     Host,
-    checkout_command,
     command_script,
     config_command,
-    name_checkout_command,
     parse_config,
     prepare_script,
     rsync_command,
@@ -174,7 +171,7 @@ def _send(host: Host, options: Sequence[str], source: Path, places: set[Path]) -
     names = sorted(map(os.fsencode, places - kept))
     listed = b"".join(name + b"\0" for name in names)
     target = _place(host, source, source)
-    script = prepare_script(host, target, f"{user_name()}:{source}", _checkout(source))
+    script = prepare_script(host, target, f"{user_name()}:{source}")
     prepare = ssh_command(host, options, script, terminal=False)
     for command in (prepare, rsync_command(host, options, target)):
         done = subprocess.run(
@@ -191,25 +188,6 @@ def _send(host: Host, options: Sequence[str], source: Path, places: set[Path]) -
             if first.startswith("hpcrun: "):
                 raise UserError(first.removeprefix("hpcrun: "))
             raise UserError(f"{host.name}: the code was not sent, nothing was submitted: {first}")
-
-
-def _checkout(source: Path) -> str:
-    """Return the name of this checkout, which another laptop with the same path does not have.
-
-    Git's config keeps the name: that of the host follows the network on a laptop.
-    """
-
-    def git(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    names = git(checkout_command(source)).stdout.split()
-    if not names:
-        added = git(name_checkout_command(source, secrets.token_hex(8)))
-        names = git(checkout_command(source)).stdout.split()
-        if not names:
-            why = " ".join(added.stderr.split())
-            raise UserError(f"{source}: git cannot keep the name of this checkout: {why}")
-    return names[0]
 
 
 def _leads_away(path: Path) -> bool:

@@ -1,8 +1,6 @@
 """The runs that `hpcrun status` shows, and their table, as plain lines that fit the terminal."""
 
-import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,45 +135,23 @@ STATES = (
 )
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The runs to look at. ``folders``: the folder of each sweep that is shown in one line."""
-
-    entries: Sequence[StatusEntry]
-    folders: Mapping[str, Path]
-
-
-def chosen(names: Sequence[str], runs_dir: Path, pattern: str | None) -> Selection:
+def chosen(names: Sequence[str], runs_dir: Path) -> list[StatusEntry]:
     """Return the runs that ``names`` name, or all runs below ``runs_dir``, newest first.
-
-    Args:
-        pattern: only runs with such a name, or of a sweep with such a name.
 
     Raises:
         RunError: there is no such run.
     """
     entries: list[StatusEntry] = []
-    folders: dict[str, Path] = {}
-    if names:
-        for name in names:
-            places = [place.absolute() for place in (runs_dir / name, Path(name))]
-            sweep = next(filter(is_sweep, places), None)
-            entries += sweep_entries(sweep) if sweep else [_entry(find(name, runs_dir))]
-    else:
-        entries, folders = _everything(runs_dir)
-    if pattern is not None:
-        entries = [
-            entry
-            for entry in entries
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (entry.name, entry.sweep or ""))
-        ]
-    return Selection(entries, folders)
+    for name in names:
+        places = [place.absolute() for place in (runs_dir / name, Path(name))]
+        sweep = next(filter(is_sweep, places), None)
+        entries += sweep_entries(sweep) if sweep else [_entry(find(name, runs_dir))]
+    return entries if names else _everything(runs_dir)
 
 
-def _everything(runs_dir: Path) -> tuple[list[StatusEntry], dict[str, Path]]:
-    """Return all runs that this user may read, with those of sweeps, and the folders of the sweeps."""
+def _everything(runs_dir: Path) -> list[StatusEntry]:
+    """Return all runs that this user may read, with those of sweeps."""
     found: list[tuple[float, list[StatusEntry]]] = []
-    folders = {}
     for path in (*runs_dir.glob("*/run.json"), *runs_dir.glob("*/sweep.json")):
         folder = path.parent
         try:
@@ -183,24 +159,23 @@ def _everything(runs_dir: Path) -> tuple[list[StatusEntry], dict[str, Path]]:
             found.append((path.stat().st_mtime, entries))
         except (OSError, RunError):
             continue
-        if is_sweep(folder):
-            folders[folder.name] = folder
     found.sort(key=lambda one: one[0], reverse=True)
-    return [entry for _, entries in found for entry in entries], folders
+    return [entry for _, entries in found for entry in entries]
 
 
 def _entry(run: RunDirectory) -> StatusEntry:
     return StatusEntry(run.name, run, run.path.parent.name if is_element(run) else None)
 
 
-def fold(rows: Iterable[dict[str, Any]], folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return ``rows`` with one row for each sweep of ``folders``, in the place of its first run."""
+def fold(rows: Sequence[dict[str, Any]], runs_dir: Path) -> list[dict[str, Any]]:
+    """Return ``rows`` with one row for each sweep of ``runs_dir``, in the place of its first run."""
+    sweeps = {name for name in {row["sweep"] for row in rows} if name and is_sweep(runs_dir / name)}
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        sweep = row["sweep"] if row["sweep"] in folders else None
+        sweep = row["sweep"] if row["sweep"] in sweeps else None
         groups.setdefault(sweep or f"/{row['name']}", []).append(row)
     return [
-        folded(name, group, folders[name]) if name in folders else group[0]
+        folded(name, group, runs_dir / name) if name in sweeps else group[0]
         for name, group in groups.items()
     ]
 

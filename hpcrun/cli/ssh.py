@@ -18,7 +18,6 @@ NOT_CONNECTED = 255
 _LONGEST_SOCKET = 107 - 17 - 40
 _LIST = ".git/hpcrun-files"
 _OWNER = ".git/hpcrun-source"
-_CHECKOUT = "hpcrun.checkout"
 
 
 @dataclass(frozen=True)
@@ -94,31 +93,19 @@ def rsync_command(host: Host, options: Sequence[str], target: str) -> list[str]:
     ]
 
 
-def checkout_command(source: Path) -> list[str]:
-    """Return the command that prints the names of the checkout ``source``; only the first counts."""
-    return ["git", "-C", str(source), "config", "--local", "--get-all", _CHECKOUT]
-
-
-def name_checkout_command(source: Path, name: str) -> list[str]:
-    """Return the command that adds a name, so that two calls at the same time leave one first name."""
-    return ["git", "-C", str(source), "config", "--local", "--add", _CHECKOUT, name]
-
-
-def prepare_script(host: Host, target: str, source: str, checkout: str) -> str:
+def prepare_script(host: Host, target: str, source: str) -> str:
     """Return the shell lines before a copy of ``source`` to ``target``; their input is the list of files.
 
     The folder becomes a git work tree, and its index has exactly the sent files, so that hpcrun there lists
     and copies them as it does here. Files of the last copy that are gone here are removed there.
-    ``checkout``: its name, which distinguishes equal paths of two laptops.
+    ``source``: user and folder.
     """
-    place, owner = shlex.quote(target), shlex.quote(f"{source} {checkout}")
+    place, owner = shlex.quote(target), shlex.quote(source)
     replace = (
         f"to replace its files, make {target}/.git an empty folder there; or set another folder for "
         f"{host.name} in hosts.yaml"
     )
-    taken = (
-        f"{host.name}:{target} is the copy of another folder or laptop, not of {source}; {replace}"
-    )
+    taken = f"{host.name}:{target} is the copy of another folder, not of {source}; {replace}"
     made_there = f"{host.name}:{target} has files that hpcrun did not send; {replace}"
     return " && ".join(
         [

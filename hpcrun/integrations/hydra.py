@@ -24,7 +24,7 @@ from hpcrun.printing import say, say_aside
 OPTIONS = (
     *("runs_dir", "nodes", "gpus", "tasks_per_node", "launcher", "cpu", "time", "partition"),
     *("account", "qos", "constraint", "reservation", "exclude", "exclusive", "mem"),
-    *("cpus_per_task", "executor", "profile", "snapshot", "trust_owner"),
+    *("cpus_per_task", "executor", "profile", "snapshot"),
 )
 """The arguments of ``hpcrun.submit`` that are keys of ``hydra.launcher``; the null ones are not passed."""
 

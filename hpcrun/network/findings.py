@@ -26,15 +26,10 @@ from hpcrun.network.probes import Finding
 THRESHOLD = 0.5
 """A node or a link below this fraction of the usual rate is slow."""
 
-# A slow port drops packets too, so that only a high share explains a low rate.
-_LOSSY = 0.08
-# Good nodes of the dev cluster resend up to 0.1 %; nodes that drop 2 % and 5 % resend as much.
-_RESENT, _TIMES_THE_USUAL = 0.01, 5
-
 
 @dataclass(frozen=True)
 class Suspects:
-    """Nodes and links that are slow or lose packets, to be measured again while no other node sends."""
+    """Nodes and links that are slow, to be measured again while no other node sends."""
 
     nodes: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
@@ -50,10 +45,9 @@ def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> lis
     for faults in (
         _of_names(measured.names, len(measured.nodes)),
         _of_connections(measured.transfers),
-        # A wrong MTU explains low rates and losses.
+        # A wrong MTU explains low rates.
         [one for one in measured.probed if one.status in ("warn", "fail")],
         _of_rates(measured.transfers, threshold),
-        _of_losses(measured.transfers),
     ):
         named = {one.nodes for one in found}
         fresh = [
@@ -76,14 +70,6 @@ def excluded(found: Iterable[Finding]) -> list[str]:
     return sorted(dict.fromkeys(nodes))
 
 
-def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
-    """Return the slow and the lossy nodes and links. Not yet findings: other jobs may be the cause."""
-    slow, lossy = _slow(transfers, threshold), _lossy(transfers)
-    nodes = {*slow.nodes, *lossy.nodes}
-    links = {pair for pair in (*slow.links, *lossy.links) if not nodes.intersection(pair)}
-    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
-
-
 def rate_text(rate: float) -> str:
     """Return a rate as ``48 Mbit/s`` or ``9.4 Gbit/s``."""
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
@@ -96,7 +82,8 @@ def _fault(check: str, words: str, remedy: str = "", node: str | None = None) ->
     return Finding(check, () if node is None else (node,), "fail", words, remedy)
 
 
-def _slow(transfers: Sequence[Transfer], threshold: float) -> Suspects:
+def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
+    """Return the slow nodes and links. Not yet findings: other jobs may be the cause."""
     marks = scores(transfers)
     if len(marks) < 3:
         return Suspects((), ())
@@ -109,19 +96,6 @@ def _slow(transfers: Sequence[Transfer], threshold: float) -> Suspects:
         and rate < threshold * usual * min(1.0, *(marks[node] for node in pair))
     ]
     return Suspects(tuple(sorted(slow)), tuple(sorted(links)))
-
-
-def _lossy(transfers: Sequence[Transfer]) -> Suspects:
-    shares = resent_shares(transfers)
-    usual = statistics.median(shares.values()) if len(shares) > 2 else 0.0
-    limit = max(_RESENT, _TIMES_THE_USUAL * usual)
-    nodes = {node for node, share in shares.items() if share > limit and len(shares) > 2}
-    links = {
-        (min(one.sender, one.receiver), max(one.sender, one.receiver))
-        for one in in_the_rounds(transfers)
-        if (one.lost or 0.0) > limit and not nodes.intersection((one.sender, one.receiver))
-    }
-    return Suspects(tuple(sorted(nodes)), tuple(sorted(links)))
 
 
 def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
@@ -189,8 +163,7 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
 def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
     marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
     usual = usual_rate(rates) or 0.0
-    low, parallelism = _slow(transfers, threshold), direction_rates(rounds)
-    shares = resent_shares(transfers)
+    low, parallelism = suspects(transfers, threshold), direction_rates(rounds)
 
     def was_fast_again(subject: tuple[str, ...]) -> bool:
         """Return True if a suspect was fast in the repeated measurement: other load had slowed it."""
@@ -201,16 +174,11 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
     for node in low.nodes:
         if was_fast_again((node,)):
             continue
-        share = shares.get(node, 0.0)
         speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
-        if share > _LOSSY:
-            words = f"drops packets ({share:.0%} sent again): {speed}"
-            found.append(_fault("lossy", words, "look at its cable and optics", node))
-        else:
-            slow = [way for way, rate in parallelism[node].items() if rate < threshold * usual]
-            what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
-            remedy = "look at its cable, port speed and duplex"
-            found.append(_fault("slow", f"{what}: {speed}", remedy, node))
+        slow = [way for way, rate in parallelism[node].items() if rate < threshold * usual]
+        what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
+        remedy = "look at its cable, port speed and duplex"
+        found.append(_fault("slow", f"{what}: {speed}", remedy, node))
     lowest = link_rates(transfers)
     for pair in low.links:
         if was_fast_again(pair):
@@ -224,20 +192,6 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
         words = f"the link is slow, {way}: {rate_text(lowest[pair])}, the usual rate is "
         remedy = "check the switches between them"
         found.append(Finding("link", pair, "fail", words + rate_text(usual), remedy))
-    return found
-
-
-def _of_losses(transfers: Sequence[Transfer]) -> list[Finding]:
-    """Return findings about nodes and links that lose packets, in the repeated measurement too."""
-    lossy, found = _lossy(transfers), []
-    for subject in (*((node,) for node in lossy.nodes), *lossy.links):
-        seen = [one for one in transfers if {*subject} <= {one.sender, one.receiver}]
-        again = [one for one in seen if one.again_for]
-        share = max(one.lost or 0.0 for one in again or seen)
-        if share > _RESENT:
-            what = "the link loses" if len(subject) > 1 else "drops"
-            words = f"{what} packets: up to {share:.1%} are sent again"
-            found.append(Finding("lossy", subject, "fail", words, "look at cables and optics"))
     return found
 
 
@@ -292,16 +246,18 @@ def latency(measured: NetworkMeasurements, node: str) -> float | None:
 
 
 def node_lines(measured: NetworkMeasurements) -> list[str]:
-    """Return one line per node: its usual rate, its score and its latency."""
+    """Return one line per node: its usual rate, score, share of segments sent again, and latency."""
     rates, marks = node_rates(measured.transfers), scores(measured.transfers)
+    shares = resent_shares(measured.transfers)
     width = max(map(len, measured.nodes))
-    lines = [f"{'node':<{width}}  {'rate':>12}  {'score':>5}  round trip"]
+    lines = [f"{'node':<{width}}  {'rate':>12}  {'score':>5}  {'resent':>6}  round trip"]
     for name in measured.nodes:
         rate = rate_text(rates[name]) if name in rates else "-"
         score = f"{marks[name]:.2f}" if name in marks else "-"
+        resent = f"{shares[name]:.1%}" if name in shares else "-"
         seconds = latency(measured, name)
         trip = "-" if seconds is None else f"{seconds * 1e6:.0f} µs"
-        lines.append(f"{name:<{width}}  {rate:>12}  {score:>5}  {trip}")
+        lines.append(f"{name:<{width}}  {rate:>12}  {score:>5}  {resent:>6}  {trip}")
     return lines
 
 

@@ -17,7 +17,6 @@ from hpcrun.network.measurements import (
     NetworkMeasurements,
     Pair,
     Transfer,
-    all_pairs,
     bus_bandwidth,
     rounds_for,
 )
@@ -235,14 +234,13 @@ class AllReduce:
             "peers": [self._addresses[name] for name in (group[1], group[0])],
             "port": ready[group[0]]["port"],
             "limit": self._limit + ranks * _CONNECTING,
-            "collectives": ["all_reduce"],
             "sizes": SIZES,
             "seconds": self._seconds / len(SIZES),
             "longest": self._seconds / len(SIZES),
         }
 
     def _figures(self, names: Sequence[str]) -> Collective:
-        order, (*_, (_, size, seconds)) = self._orders[names[0]], self._answers[names[0]]["cells"]
+        order, (*_, (size, seconds)) = self._orders[names[0]], self._answers[names[0]]["cells"]
         busbw = bus_bandwidth(size, seconds, order["ranks"])
         return Collective(tuple(names), order["backend"], order["ranks"], size, seconds, busbw)
 
@@ -260,51 +258,22 @@ class AllReduce:
 Works = Callable[[Sequence[Sequence[str]]], list[bool]]
 """Runs a collective in each group of nodes at the same time, and returns for each group if it worked."""
 
-_ROUNDS_OF_PAIRS = 3
+_ROUNDS_OF_PAIRS = 4
 
 
 def isolate(nodes: Sequence[str], works: Works) -> list[str]:
     """Return the nodes that make a collective fail, after it has failed over all ``nodes``.
 
-    Each step halves the groups that fail, and runs the halves together: 1000 nodes take ten steps. A single
-    node gets a working node as its partner. If both halves of a group work, no node is returned: the fault is
-    then between nodes, or no longer there.
+    A few rounds of pairs: a faulty node fails with each of its partners. If every node works with a partner,
+    no node is returned: the fault is then between nodes, or no longer there.
 
     Args:
         nodes: at least two.
         works: called with groups that share no node.
     """
-    good: list[str] = []
-    single: list[str] = []
-    failing = [list(nodes)]
-    while failing:
-        middles = [(group, (len(group) + 1) // 2) for group in failing]
-        halves = [half for group, middle in middles for half in (group[:middle], group[middle:])]
-        single += [half[0] for half in halves if len(half) == 1]
-        several = [half for half in halves if len(half) > 1]
-        worked = works(several) if several else []
-        good += [
-            name for group, well in zip(several, worked, strict=True) if well for name in group
-        ]
-        failing = [group for group, well in zip(several, worked, strict=True) if not well]
-    bad = _failing(single, good, works) if single else []
-    return [name for name in nodes if name in bad]
-
-
-def _failing(single: Sequence[str], good: Sequence[str], works: Works) -> list[str]:
-    """Return those of the nodes ``single`` that do not work together with a good node."""
-    partners = list(good)
-    if not partners:
-        for pairs in all_pairs(single)[:_ROUNDS_OF_PAIRS]:
-            worked = zip(pairs, works(pairs), strict=True)
-            partners += [name for pair, well in worked if well for name in pair]
-            if partners:
-                break
-        else:
-            return list(single)
-    left = [name for name in single if name not in partners]
-    bad: list[str] = []
-    for start in range(0, len(left), len(partners)):
-        groups = list(zip(left[start : start + len(partners)], partners, strict=False))
-        bad += [group[0] for group, well in zip(groups, works(groups), strict=True) if not well]
-    return bad
+    well: set[str] = set()
+    for pairs in rounds_for(nodes)[:_ROUNDS_OF_PAIRS]:
+        well.update(
+            node for pair, good in zip(pairs, works(pairs), strict=True) if good for node in pair
+        )
+    return [name for name in nodes if name not in well]

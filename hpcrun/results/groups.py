@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ class Question:
     Args:
         at: ``last``, ``best`` or a step.
         lower: lower values are better.
-        include: states that count besides ``finished``.
         by: the config's keys that make a group; None: all but the seed.
     """
 
@@ -53,7 +52,6 @@ class Question:
     at: str = "last"
     lower: bool = True
     seed_key: str = "seed"
-    include: Collection[str] = ()
     by: Sequence[str] | None = None
 
 
@@ -86,7 +84,6 @@ class RunGroup:
     known: bool
     values: list[RunValue] = field(default_factory=list)
     left_out: list[tuple[str, Any, str]] = field(default_factory=list)
-    missing: list[Any] = field(default_factory=list)
 
     def numbers(self) -> list[float]:
         """Return the values that count."""
@@ -143,13 +140,12 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
         rest = _group_keys(values, replace(question, by=None))
         rest = {name: value for name, value in rest.items() if name not in group_keys}
         pair = json.dumps([seed, rest], sort_keys=True, default=str) if seed is not None else key
-        _add_run(group, (key, pair, seed), row["state"].decode(), found, question)
+        _add_run(group, (key, pair, seed), row["state"].decode(), found)
     if not found.seen:
         known = ", ".join(known_metrics(store)) or "none"
         raise ResultsError(f"--metric {question.metric}: no run has it; there is: {known}")
     ordered = list(groups.values())
     _label(ordered, question)
-    _note_missing(ordered)
     sign = 1 if question.lower else -1
 
     def rank(group: RunGroup) -> tuple[float, Any]:
@@ -159,12 +155,10 @@ def grouped(store: ResultsFile, question: Question) -> list[RunGroup]:
     return sorted(ordered, key=rank)
 
 
-def _add_run(
-    group: RunGroup, run: tuple[str, str, Any], state: str, found: _Values, question: Question
-) -> None:
+def _add_run(group: RunGroup, run: tuple[str, str, Any], state: str, found: _Values) -> None:
     key, pair, seed = run
     value = found.of(key)
-    if state != _FINISHED and state not in question.include:
+    if state != _FINISHED:
         group.left_out.append((key, seed, state))
     elif isinstance(value, str):
         group.left_out.append((key, seed, value))
@@ -321,15 +315,6 @@ def _shown(value: Any, whole: bool) -> str:
         # 0.020000000000000004 is 0.02 after a computation.
         value = float(f"{value:.12g}")
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _note_missing(groups: list[RunGroup]) -> None:
-    """List the seeds that other groups have and this group has not even started."""
-    seeds = {one.seed for group in groups for one in group.values}
-    seeds |= {seed for group in groups for _, seed, _ in group.left_out}
-    for group in groups:
-        here = {one.seed for one in group.values} | {seed for _, seed, _ in group.left_out}
-        group.missing = sorted((seed for seed in seeds - here if seed is not None), key=str)
 
 
 def _natural(text: str) -> list[tuple[float, str]]:

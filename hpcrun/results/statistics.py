@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special, stats
 
-CONFIDENCE = 0.95
+_LEVEL = 0.975
+"""The upper end of a two-sided interval with a confidence of 95 %."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class ConfigDifference:
     corrected: float | None = None
 
 
-def describe(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Spread:
+def describe(values: Sequence[float]) -> Spread:
     """Return the statistics of ``values``, which must be finite and at least one, with the t-interval."""
     found, low, high, std = np.asarray(values, np.float64), None, None, None
     mean = float(found.mean())
     if len(found) > 1:
-        half = float(stats.t.ppf(0.5 + confidence / 2, len(found) - 1) * stats.sem(found))
+        half = float(stats.t.ppf(_LEVEL, len(found) - 1) * stats.sem(found))
         std = float(found.std(ddof=1))
         low, high = mean - half, mean + half
     interval = ConfidenceInterval(mean, low, high)
@@ -70,7 +71,6 @@ def compare(
     second: Mapping[str, float],
     *,
     lower: bool = True,
-    confidence: float = CONFIDENCE,
 ) -> ConfigDifference:
     """Return how ``second`` differs from ``first``. Equal keys, such as the seed, make a pair.
 
@@ -98,7 +98,7 @@ def compare(
         error, std = math.sqrt(parts.sum()), math.sqrt((parts * sizes).mean())
         shares = parts / (parts.sum() or 1.0)
         freedom = 1 / float((shares**2 / (np.array(sizes) - 1)).sum() or 1.0)
-    half = float(special.stdtrit(freedom, 0.5 + confidence / 2)) * error
+    half = float(special.stdtrit(freedom, _LEVEL)) * error
     difference = ConfidenceInterval(change, change - half, change + half)
     # Equal values leave the rounding of their mean as a standard deviation.
     if not 1e-12 * max(np.abs(a).max(), np.abs(b).max()) < std < math.inf:
@@ -112,7 +112,6 @@ def compare_all(
     against: int | None = None,
     *,
     lower: bool = True,
-    confidence: float = CONFIDENCE,
 ) -> tuple[list[ConfigDifference | None], int]:
     """Return how each config differs from a base, and the number of tests in Holm's correction.
 
@@ -127,7 +126,7 @@ def compare_all(
     base = next(iter(full), 0) if against is None else against
     others = [(base, at) for at in full if at != base]
     found = {
-        (a, b): compare(groups[a], groups[b], lower=lower, confidence=confidence)
+        (a, b): compare(groups[a], groups[b], lower=lower)
         for a, b in (itertools.combinations(full, 2) if against is None else others)
     }
     tested = [pair for pair, one in found.items() if one.p is not None]

@@ -219,13 +219,13 @@ def refuse_foreign(run: RunDirectory) -> None:
     """Refuse a run of another user: commands in its config would run as this user.
 
     Raises:
-        RunError: with the option that allows it.
+        RunError: with the remedy.
     """
     for path in (run.path, run.config):
         if path.stat().st_uid != os.geteuid():
             raise RunError(
                 f"{path}: belongs to {_owner(path)}, and commands in its config would run as you; if you "
-                "trust the owner, give --trust-owner"
+                "trust the owner, copy the folder with `cp -r`, and continue the copy"
             )
 
 

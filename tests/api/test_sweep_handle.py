@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.api.sweeps.request import sweep_request
 from tests import jobs
 
 ELEMENT = """
@@ -93,15 +92,6 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_computed_value_is_the_number_that_was_meant() -> None:
-    values = [0.1 + 0.2, 0.01 + 0.01 + 0.01 + 0.01, 1 / 3, 1e-4, 0.0, float("inf")]
-    (block,) = sweep_request({"train.lr": values}, None).blocks
-    assert [row["train.lr"].text for row in block.rows] == [
-        *("0.3", "0.04", "0.3333333333333333", "0.0001", "0.0", "Infinity"),
-    ]
-    assert [row["train.lr"].value for row in block.rows][2] == 1 / 3
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path) -> None:

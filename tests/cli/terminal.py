@@ -32,7 +32,7 @@ class Terminal:
         if self._pid == 0:
             os.chdir(folder)
             environ = os.environ | {"TERM": term, "PYTHONPATH": str(Path(__file__).parents[2])}
-            os.execve(program[0], [*program, *arguments], environ)
+            os.execvpe(program[0], [*program, *arguments], environ)
         size = struct.pack("HHHH", 24, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 

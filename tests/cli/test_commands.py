@@ -245,12 +245,6 @@ def test_a_run_with_a_killed_controller_is_lost(finished_copy: Path) -> None:
     require_one_line(jobs.hpcrun("cancel", "done", cwd=finished_copy), "is not running (lost)")
 
 
-def test_the_same_name_with_another_config_is_refused(finished_copy: Path) -> None:
-    line = submit_line(finished_copy, "done", train__lr=0.5)
-    done = jobs.hpcrun(*line, cwd=finished_copy)
-    require_one_line(done, "is a run of another config", "train.lr", "hpcrun resume done")
-
-
 def test_a_run_may_become_longer_before_its_learning_rate_falls(finished_copy: Path) -> None:
     run = RunDirectory(finished_copy / "runs" / "done")
     longer = [*submit_line(finished_copy, "done", train__steps=40), "optim.schedule=wsd"]
@@ -275,22 +269,6 @@ def test_a_folder_that_is_no_run_is_not_written_into(folder: Path) -> None:
         done = jobs.hpcrun(*submit_line(folder, name), cwd=folder)
         require_one_line(done, f"runs/{name}", what, "--name")
     assert list((folder / "runs" / "taken").iterdir()) == []
-
-
-def test_a_submission_that_cannot_be_recorded_changes_no_run(
-    finished_copy: Path, small_disk: Callable[[str], Path]
-) -> None:
-    run = RunDirectory(finished_copy / "runs" / "done")
-    ended = json.dumps({"state": "cancelled", "step": 10, "reason": "by hand"})
-    run.result.write_text(ended)
-    before = run.config.read_text()
-    disk = small_disk("64m")
-    shutil.copytree(run.path, disk / "done")
-    (disk / "ballast").write_bytes(b"x" * (shutil.disk_usage(disk).free))
-    done = jobs.hpcrun("resume", str(disk / "done"), "--detach", cwd=finished_copy)
-    require_one_line(done, "disk/done", "space")
-    assert (disk / "done" / "result.json").read_text() == ended
-    assert (disk / "done" / "config.yaml").read_text() == before
 
 
 def test_the_debug_executor_trains_here_and_reports_its_end(folder: Path) -> None:

@@ -7,29 +7,23 @@ from pathlib import Path
 import pytest
 
 from hpcrun.api.submission.choose_config import require_packages
-from hpcrun.cli.main import main
+from hpcrun.cli.main import guarded
 from hpcrun.config import override_layer, resolve
 from hpcrun.errors import UserError
 
 
-@pytest.mark.parametrize(
-    ("package", "wanted"), [("tensorboard", "watch.tensorboard=true"), ("wandb", "watch.wandb=a")]
-)
 @pytest.mark.parametrize("how", [["--executor", "local"], ["--executor", "slurm", "--dry-run"]])
 def test_a_missing_logger_package_is_reported_before_anything_is_created(
-    package: str,
-    wanted: str,
     how: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(SystemExit) as ended:
-        main(["submit", *how, "--cpu", "--runs-dir", str(tmp_path / "runs"), wanted])
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"watch.{package}: the package {package} is not installed here; `pip install" in line
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    line = ["submit", *how, "--cpu", "--runs-dir", str(tmp_path / "runs"), "watch.tensorboard=true"]
+    assert guarded(line) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "watch.tensorboard: the package tensorboard is not installed here; `pip install" in told
     assert not (tmp_path / "runs").exists()
 
 
@@ -43,19 +37,12 @@ def test_a_folder_that_wandb_leaves_is_not_the_package(
         require_packages(resolve([override_layer(["watch.wandb=a"])]))
 
 
-@pytest.mark.parametrize(
-    "elsewhere",
-    [
-        "job.container=[apptainer,exec,a.sif]",
-        "job.python=/opt/bin/python",
-        "job.setup=[module load x]",
-    ],
-)
 def test_nothing_is_said_of_packages_that_the_ranks_may_have(
-    elsewhere: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    require_packages(resolve([override_layer(["watch.wandb=a", elsewhere])]))
+    for elsewhere in ("job.container=[x]", "job.python=/opt/python", "job.setup=[module load x]"):
+        require_packages(resolve([override_layer(["watch.wandb=a", elsewhere])]))
 
 
 def test_a_command_without_its_packages_gets_a_line(tmp_path: Path) -> None:

@@ -1,14 +1,10 @@
 """Commands on another host: a real ssh, rsync and sshd between two homes."""
 
 import contextlib
-import fcntl
 import os
 import re
-import shutil
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +16,7 @@ from hpcrun.cli.ssh import Host, prepare_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from tests import sshd
+from tests.cli.terminal import Terminal
 from tests.jobs import events, wait_for, wait_for_end
 
 SCRIPT = """\
@@ -154,54 +151,21 @@ def test_words_folder_and_exit_code_pass_unchanged(
         assert done.stderr == ""
 
 
-class Terminal:
-    """A program on the laptop with a terminal of 77 columns and 33 lines."""
-
-    def __init__(self, site: sshd.Site, *words: str, cwd: Path) -> None:
-        self._own, other = os.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
-        self.process = subprocess.Popen(
-            site.command(*site.words(*words), cwd=cwd), stdin=other, stdout=other, stderr=other,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(other)
-        os.set_blocking(self._own, False)
-        self.text = ""
-
-    def read(self) -> str:
-        """Return all that the terminal has shown."""
-        with contextlib.suppress(OSError):
-            while data := os.read(self._own, 4096):
-                self.text += data.decode()
-        return self.text
-
-    def wait_for(self, text: str) -> None:
-        wait_for(lambda: text in self.read(), why=f"{text} in {self.text}")
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._own)
-
-
 def test_a_terminal_keeps_its_size_colors_and_ctrl_c(
     site: sshd.Site, project: Path, echo: None
 ) -> None:
     site.hpcrun("submit", cwd=project)
-    terminal = Terminal(site, "logs", "-f", "a", cwd=project)
+    program = site.command(*site.words("logs", "-f", "a"), cwd=project)
+    terminal = Terminal(project, columns=77, program=program)
     try:
-        terminal.wait_for("waiting")
-        assert "term=xterm-256color size=33 77" in terminal.text
+        terminal.read_until("term=xterm-256color size=24 77(.|\n)*waiting")
         (sleeper,) = alive(site, "1000")
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
+        assert terminal.end() == 130
         wait_for(lambda: not sleeper.is_running(), why="the end of the program there")
-        assert terminal.process.wait() == 130
-        assert "closed" not in terminal.read()
+        assert "closed" not in terminal.text
     finally:
-        terminal.close()
+        terminal.kill()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -319,26 +283,14 @@ def test_another_folder_of_the_same_name_is_refused(
     subprocess.run(["git", "init", "-q", other], check=True)
     (other / "x.py").write_text("")
     (line,) = site.hpcrun("submit", cwd=other, code=2).stderr.splitlines()
-    assert f"login.site:hpcrun/{project.name} is the copy of another folder or laptop" in line
+    assert (
+        f"login.site:hpcrun/{project.name} is the copy of another folder, not of root:{other}; to "
+        in line
+    )
     assert (site.there / "hpcrun" / project.name / "train.py").exists()
     with settings(site, "login.site: {folder: ~/second}\n"):
         site.hpcrun("submit", cwd=other)
     assert (site.there / "second" / project.name / "x.py").exists()
-
-
-def test_another_laptop_with_the_same_path_replaces_no_file(
-    site: sshd.Site, project: Path, echo: None
-) -> None:
-    site.hpcrun("submit", cwd=project)
-    site.hpcrun("submit", cwd=project)
-    shutil.rmtree(project)
-    project.mkdir()
-    subprocess.run(["git", "init", "-q", project], check=True)
-    (project / "x.py").write_text("")
-    (line,) = site.hpcrun("submit", cwd=project, code=2).stderr.splitlines()
-    assert f"another folder or laptop, not of root:{project}; to replace" in line
-    assert (site.there / "hpcrun" / project.name / "train.py").exists()
-    site.hpcrun("status", cwd=project)
 
 
 def test_a_profile_that_reads_its_input_does_not_wait(
@@ -400,7 +352,7 @@ def test_a_cut_copy_of_the_code_is_completed(tmp_path: Path) -> None:
     """Runs the lines for the other host here; the shell ends before the n-th command."""
 
     def run(owner: str, last: int) -> "subprocess.CompletedProcess[bytes]":
-        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner, "one")
+        script = prepare_script(Host("x"), str(tmp_path / f"copy{number}"), owner)
         cut = f"trap '[ $((n += 1)) -le {last} ] || exit 9' DEBUG; {script}"
         return subprocess.run(
             ["bash", "-c", cut], input=b"a\0b c\0", capture_output=True, check=False

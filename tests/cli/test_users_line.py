@@ -60,10 +60,10 @@ def test_code_changed_since_the_previous_submission_is_reported(
 ) -> None:
     monkeypatch.chdir(project)
     assert [prepare(project), prepare(project)] == [0, 0]
-    assert "differ" not in capsys.readouterr().err
+    assert "changed" not in capsys.readouterr().err
     (project / "img.py").write_text(WITHOUT_DATA + "x = 1\n")
     assert prepare(project) == 0
-    line = "hpcrun: img: img.py differs from the code of the previous submission; the run continues"
+    line = "hpcrun: img: changed since the previous submission: img.py; the run continues"
     assert line in capsys.readouterr().err
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause, is_cascade
-from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.run.endings import Exit, Failure, Hang, last_words, read_hang, record_hang, stacks_path
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
@@ -190,20 +189,6 @@ def test_a_hang_is_read_back_from_its_record_or_stacks(tmp_path: Path) -> None:
     assert (found.rank, found.line) == (None, "1 rank made no progress")
     record_hang(tmp_path, HANG)
     assert read_hang(tmp_path) == HANG
-
-
-def test_a_task_without_memory_is_named_and_no_node_blamed() -> None:
-    # Recorded from Slurm 22.05 with task/cgroup and ConstrainRAMSpace=yes.
-    log = (
-        "srun: error: node1: task 0: Out Of Memory\n"
-        "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
-        "slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes"
-        " may have been killed by the cgroup out-of-memory handler.\n"
-    )
-    told = cause([], [], log)
-    assert (told.line, told.host) == ("task 0 on node1: Out Of Memory", "node1")
-    assert not blames_node(told)
-    assert scheduler_word(log) is None
 
 
 # Recorded with Slurm 22.05: rank 0 gave up on rank 1, and srun then killed rank 1.

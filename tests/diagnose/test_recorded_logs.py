@@ -41,6 +41,28 @@ def test_the_killed_rank_is_named_before_srun_kills_the_other(version: str) -> N
     assert "task 0" in log
 
 
+@pytest.mark.parametrize("kind", ["JOB 22", "STEP 22.0"])
+def test_a_signal_is_a_cancellation_of_a_job_only(kind: str) -> None:
+    line = f"[2026-11-22T00:47:19.950] error: *** {kind} ON n1 CANCELLED AT 2026-11-22T00:47:19{{}} ***\n"
+    for why in ("", " DUE to SIGNAL Terminated", " DUE to SIGNAL Killed"):
+        assert (scheduler_word(line.format(why)) == "cancelled") == kind.startswith("JOB")
+    assert scheduler_word(line.format(" DUE TO TASK FAILURE")) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        "srun: Force Terminated StepId=6.0",
+        "slurmstepd-n1: error: *** STEP 5.0 ON node1 CANCELLED AT 2026-11-22T00:25:12 ***",
+    ],
+)
+def test_what_follows_a_termination_is_cut_off(words: str) -> None:
+    first = "srun: error: node1: task 0: Exited with exit code 1\n"
+    assert before_termination(f"{first}{words}\nsrun: error: node2: task 1: Killed\n") == first
+    assert before_termination(first) == first
+
+
 def found_in(log: str) -> FailureFinding:
     """Return the finding of `hpcrun doctor` in a log."""
     lines = (labeled(text, "log", line) for line, text in enumerate(log.splitlines(), 1))

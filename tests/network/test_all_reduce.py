@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from hpcrun.network.measurements import MIB, Collective, NetworkMeasurements, bu
 from hpcrun.network.netcheck import Check, Options, isolate
 from hpcrun.network.torch_child import NodeRanks
 
-FIGURES = {"stage": "done", "cells": [["all_reduce", MIB, 1e-3], ["all_reduce", 4 * MIB, 0.01]]}
+FIGURES = {"stage": "done", "cells": [[MIB, 1e-3], [4 * MIB, 0.01]]}
 BUSBW = bus_bandwidth(4 * MIB, 0.01, 4)
 
 
@@ -146,31 +144,24 @@ def names(count: int) -> list[str]:
     return [f"n{number}" for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 8, 17, 33, 1000])
-def test_one_bad_node_is_found_in_logarithmic_steps(count: int) -> None:
-    for bad in (0, count // 2, count - 1):
-        groups = Groups({f"n{bad}"})
-        assert isolate(names(count), groups.works) == [f"n{bad}"]
-        assert groups.steps <= 2 * math.ceil(math.log2(count)) + 1
-
-
-@pytest.mark.parametrize("count", [5, 8, 13])
-def test_several_bad_nodes_are_found(count: int) -> None:
-    for bad in itertools.combinations(names(count), 2):
+@pytest.mark.parametrize("count", [3, 5, 8, 13, 1000])
+def test_bad_nodes_are_found_in_four_rounds(count: int) -> None:
+    fleet = names(count)
+    for bad in ([fleet[0]], [fleet[-1]], *([] if count < 5 else [fleet[:2], fleet[1:4:2]])):
         groups = Groups(*({node} for node in bad))
-        assert isolate(names(count), groups.works) == list(bad)
-
-
-def test_of_two_nodes_each_may_be_at_fault() -> None:
-    assert isolate(["a", "b"], Groups({"a"}).works) == ["a", "b"]
+        assert isolate(fleet, groups.works) == bad
+        assert groups.steps <= 4
 
 
 def test_where_nothing_works_all_nodes_are_named() -> None:
-    assert isolate(names(8), Groups(*({node} for node in names(8))).works) == names(8)
+    for count in (2, 8):
+        assert isolate(names(count), Groups(*({node} for node in names(count))).works) == names(
+            count
+        )
 
 
 @pytest.mark.parametrize("bad", [[{"n1", "n6"}], []])
-def test_a_fault_between_halves_blames_no_node(bad: list[set[str]]) -> None:
+def test_a_fault_between_nodes_blames_no_node(bad: list[set[str]]) -> None:
     assert isolate(names(8), Groups(*bad).works) == []
 
 

@@ -61,16 +61,13 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
     report = check(whole)
     assert report["exclude"] == ["node3"], report["findings"]
     # Slurm's packets are lost too, so the node's answers may come too late.
-    assert named(report)[0][0] in ("lossy", "slow", "silent"), report["findings"]
+    assert named(report)[0][0] in ("slow", "silent"), report["findings"]
 
 
 @pytest.mark.slow
-def test_a_node_that_drops_few_packets_is_named(whole: SlurmCluster) -> None:
+def test_the_report_has_the_few_packets_that_were_lost(whole: SlurmCluster) -> None:
     whole.lossy_link("node3", 3)
-    report = check(whole)
-    assert report["exclude"] == ["node3"], report["findings"]
-    assert named(report)[0][0] in ("lossy", "slow"), report["findings"]
-    assert report["nodes"][2]["resent"] > 0.01
+    assert check(whole)["nodes"][2]["resent"] > 0.01
 
 
 def test_a_node_with_a_smaller_mtu_is_named(whole: SlurmCluster) -> None:
@@ -179,14 +176,3 @@ def test_a_batch_script_checks_its_own_nodes(whole: SlurmCluster) -> None:
     assert whole.wait_state(job) == "COMPLETED"
     text = (whole.shared / f"netcheck-{job}.out").read_text()
     assert "nothing is wrong" in text
-
-
-@pytest.mark.slow
-def test_a_search_for_settings_runs_in_an_allocation(whole: SlurmCluster) -> None:
-    tune = ["hpcrun", "nccl", "tune", "--backend", "gloo", "--collectives", "all_reduce"]
-    words = ["salloc", "-N2", "--ntasks-per-node=1", whole.python, "-m", *tune]
-    words += ["--sizes", "8:1K:128", "--seconds", "0.01", "--json"]
-    done = whole.run(words, env=environment(whole), check=False, timeout=580)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout)
-    assert (report["ranks"], report["nodes"], report["env"]) == (2, 2, {})

@@ -110,9 +110,7 @@ def test_equal_names_are_two_runs_and_links_are_none(tmp_path: Path, make_run: M
         assert store.keys() == ["same", "same~2"]
 
 
-def test_runs_that_are_gone_are_kept_until_they_are_pruned(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
+def test_runs_that_are_gone_stay_until_a_fresh_start(tmp_path: Path, make_run: MakeRun) -> None:
     import shutil
 
     gone = make_run("gone", [1.0])
@@ -121,8 +119,7 @@ def test_runs_that_are_gone_are_kept_until_they_are_pruned(
     shutil.rmtree(gone.path)
     found = collect(tmp_path)
     assert (found.kept, found.written) == ([str(gone.path)], False)
-    found = collect(tmp_path, prune=True)
-    assert (found.pruned, found.states) == (1, {"finished": 1})
+    assert collect(tmp_path, fresh=True).states == {"finished": 1}
 
 
 def test_one_writer_at_a_time(tmp_path: Path, make_run: MakeRun) -> None:

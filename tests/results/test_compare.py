@@ -62,7 +62,7 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
     make_run("silent", seed=7, config=config)
     old = make_run("old", [9.0], seed=0, config=config)
     write_json(old.record, {"created": 1.0})
-    low, high = groups_of(tmp_path)
+    _, high = groups_of(tmp_path)
     assert len(high.values) == 3
     assert {run: why for run, _, why in high.left_out} == {
         "failed": "failed",
@@ -72,13 +72,9 @@ def test_every_run_that_does_not_count_has_a_reason(tmp_path: Path, make_run: Ma
         "silent": "has no loss",
         "old": "has the seed of lr0.01-s0, which is newer",
     }
-    assert low.missing == [3, 4, 5, 6, 7]
-    assert high.missing == []
     for at in ("best", "10"):
         _, high = groups_of(tmp_path, at=at)
         assert ("diverged", 6, "loss is not finite at step 20") in high.left_out
-    high, _ = groups_of(tmp_path, include=["failed", "unfinished"])
-    assert len(high.values) == 5
 
 
 def test_a_swept_script_and_one_by_hand_share_their_seeds(
@@ -95,7 +91,6 @@ def test_a_swept_script_and_one_by_hand_share_their_seeds(
     groups = groups_of(tmp_path)
     # The seed of the config is 0 in all runs; the script got another.
     assert [sorted(one.seed for one in group.values) for group in groups] == [[1, 2], [1, 2, 3]]
-    assert [group.missing for group in groups] == [[3], []]
     assert not any(group.left_out for group in groups)
 
 
@@ -118,7 +113,6 @@ def test_computed_values_have_few_digits(tmp_path: Path, make_run: MakeRun) -> N
         (["--at", "soon"], "should be last, best or a step"),
         (["--against", "3"], "choose a row from 1 to 2"),
         (["--by", "train.rl"], "no run has this key"),
-        (["--confidence", "95"], "should be 0.5 to less than 1"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -194,17 +188,16 @@ def test_tables_and_json(
     assert guarded(["compare", file, "--at", "best"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "loss (best, min is best), 95% intervals"
-    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 2.0003 1.003 20 lr0.0003-s0"
+    row = "1 3 1.6679 0.23752 … 3.0982 0.57579 1.003"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
-    assert " ".join(lines[4].split()) == "3 1 4 - - 4 4 10 one train.lr=0.5"
+    assert " ".join(lines[4].split()) == "3 1 4 - - 4 train.lr=0.5"
     assert lines[5].startswith("caution: the best of many noisy values")
     assert lines[7] == "best:   train.lr=0.0003 (seeds 0, 1, 2)"
     facts = "interval -0.086407 … 0.16401, p 0.31401, paired t, 3 seeds"
     assert lines[8] == f"second: train.lr=0.01, +0.0388 ({facts})"
     assert " ".join(lines[12].split()).endswith("0.31401 0/3 paired t, 3 seeds train.lr=0.01")
-    assert " ".join(lines[13].split()) == "3 2.3321 - - - - - train.lr=0.5"
+    assert " ".join(lines[13].split()) == "3 2.3321 - - - - train.lr=0.5"
     assert "  row 3: bad (seed 8): failed" in lines
-    assert "  row 3: 0, 1, 2" in lines
     assert guarded(["compare", file, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [len(group["runs"]) for group in found["groups"]] == [3, 3, 1]

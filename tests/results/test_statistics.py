@@ -27,8 +27,8 @@ def test_mean_interval_std_and_median_are_those_of_scipy(
 ) -> None:
     seed, n, _, scale = table
     values = np.random.default_rng(seed).normal(size=n) * scale
-    found = describe(values.tolist(), confidence=0.9)
-    low, high = stats.t.interval(0.9, n - 1, loc=np.mean(values), scale=stats.sem(values))
+    found = describe(values.tolist())
+    low, high = stats.t.interval(0.95, n - 1, loc=np.mean(values), scale=stats.sem(values))
     # An end of the interval may be near zero.
     assert found.mean.low == EXACT(low, rel=1e-12, abs=1e-12 * scale)
     assert found.mean.high == EXACT(high, rel=1e-12, abs=1e-12 * scale)

@@ -109,15 +109,13 @@ def test_a_directory_that_anyone_may_write_to_is_refused(tmp_path: Path) -> None
         find("a", tmp_path)
 
 
-def test_a_run_of_another_user_is_refused_with_an_option(
+def test_a_run_of_another_user_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = create(tmp_path / "a", "x", {})
     refuse_foreign(run)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    with pytest.raises(
-        RunError, match=rf"{run.path}: belongs to .*would run as you.*--trust-owner"
-    ):
+    with pytest.raises(RunError, match=rf"{run.path}: belongs to .*would run as you.*`cp -r`"):
         refuse_foreign(run)
 
 

@@ -58,10 +58,10 @@ class SubmitRequest:
     ``options``: the values of `OPTIONS`; their places are the words that gave them, such as ``--nodes``.
     ``command_place``: the same words for ``command``. ``profile``: a site profile, None for the default.
     ``runs``: the folder of the runs. ``prepare``: make the run directory, and start nothing.
-    ``snapshot``: keep a copy of the code; None: as before. ``trust_owner``: continue a run of another
-    user. ``max_parallel``: runs of a sweep at the same time. ``only_new``: leave the runs of a sweep that
-    have failed or were cancelled. ``files``: new files of the run directory or the sweep folder.
-    ``default_name``: the name without a given name; None: from file, command or task.
+    ``snapshot``: keep a copy of the code; None: as before. ``max_parallel``: runs of a sweep at the same
+    time. ``only_new``: leave the runs of a sweep that have failed or were cancelled. ``files``: new files of
+    the run directory or the sweep folder. ``default_name``: the name without a given name; None: from file,
+    command or task.
     """
 
     file: Path | None = None
@@ -73,7 +73,6 @@ class SubmitRequest:
     runs: Path = field(default_factory=runs_folder)
     prepare: bool = False
     snapshot: bool | None = True
-    trust_owner: bool = False
     max_parallel: int | None = None
     only_new: bool = False
     files: Mapping[str, bytes] = field(default_factory=dict)

@@ -62,8 +62,7 @@ def compared(run: RunDirectory, snapshot: Snapshot | None) -> dict[str, str] | N
         return None
     before = recorded_snapshot(run)
     if before is not None and (found := changes(before.root, snapshot.root)):
-        link = " from" if all(one.endswith("differs") for one in found) else ": not"
-        reported = f"{shortened(found)}{link} the code of the previous submission"
+        reported = f"changed since the previous submission: {shortened(found)}"
         say_aside(f"hpcrun: {handle(run)}: {reported}; the run continues with the new code")
     return code_record(snapshot, run.path)
 
@@ -81,25 +80,18 @@ _PROGRAMS = {
 
 
 def changes(before: Path, after: Path) -> list[str]:
-    """Return a line for each program file that differs between two folders: ``img.py differs``.
+    """Return the program files that differ between two folders, or are in one of the folders only.
 
     Other files are ignored: notes compute nothing, and the config is compared elsewhere.
     """
     old, new = _programs(before), _programs(after)
-    found = []
-    for name in sorted(old.keys() | new.keys()):
-        if name not in new:
-            found.append(f"{name} is gone")
-        elif name not in old:
-            found.append(f"{name} is new")
-        elif not filecmp.cmp(old[name], new[name], shallow=False):
-            found.append(f"{name} differs")
-    return found
+    _, differing, missing = filecmp.cmpfiles(before, after, old | new, shallow=False)
+    return sorted([*differing, *missing])
 
 
-def _programs(root: Path) -> dict[str, Path]:
+def _programs(root: Path) -> set[str]:
     return {
-        path.relative_to(root).as_posix(): path
+        path.relative_to(root).as_posix()
         for path in root.rglob("*")
         if path.suffix in _PROGRAMS and path.is_file()
     }

@@ -49,8 +49,7 @@ def hand_over(plan: SubmissionPlan) -> Submitted | None:
         _made(plan, ours),
     ):
         directory.refuse_if_writable_by_others(run)
-        if not plan.request.trust_owner:
-            directory.refuse_foreign(run)
+        directory.refuse_foreign(run)
         with SubmissionLock(run):
             refuse_live(run)
             with (

@@ -57,7 +57,6 @@ def submit(
     runs_dir: str | os.PathLike[str] | None = None,
     profile: str | None = None,
     snapshot: bool = True,
-    trust_owner: bool = False,
     sweep: Mapping[str, Iterable[Any]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
@@ -85,10 +84,9 @@ def submit(
         runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
         profile: a site profile, by name or path; ``""`` for none, None for the default.
         snapshot: run a copy of the code, so that later changes do not affect the job.
-        trust_owner: continue a run of another user.
         sweep: the values of each swept key, such as ``{"train.lr": [1e-4, 3e-4], "seed": range(3)}``.
             ``command`` contains the keys as ``{lr}`` and ``{seed}``.
-        sweep_file: a YAML or JSON file with the blocks grid, zip and list; or with a search, which the call
+        sweep_file: a YAML or JSON file with the blocks grid and list; or with a search, which the call
             runs to its end.
         max_parallel: runs of the sweep at the same time, at most.
         only_new: submit no run of the sweep that has failed or was cancelled.
@@ -125,7 +123,6 @@ def submit(
         profile=profile,
         runs=runs_folder(runs_dir),
         snapshot=snapshot,
-        trust_owner=trust_owner,
         max_parallel=max_parallel,
         only_new=only_new,
         files=call.files if call else {},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
-from hpcrun.api.sweeps.request import Row, SweepRequest, refusal, text_of
+from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
 from hpcrun.config import Config, Layer, flag_layer, read_site, resolve
 from hpcrun.config.layers import merge
 from hpcrun.config.shape import idle_keys, kind_at, known_keys
@@ -40,8 +40,7 @@ def element_configs(
     """Return the elements of ``rows``, in their order; ``layers``: the sources of their common config.
 
     Raises:
-        UserError: a key is unknown, has no effect, or may not differ between elements; a value is wrong; or
-        two elements are equal.
+        UserError: a key is unknown, has no effect, or may not differ between elements; or a value is wrong.
     """
     keys = list(rows[0])
     places = {key: sweep.place_of(key) for key in keys}
@@ -57,7 +56,6 @@ def element_configs(
     texts: dict[tuple[str, str], str] = {}
     elements: list[Element] = []
     site = read_site(os.environ)
-    same: dict[str, Element] = {}
     for row in rows:
         given = {key: (row[key].value, places[key]) for key in in_config}
         mine = [*layers, flag_layer(given)]
@@ -70,13 +68,8 @@ def element_configs(
         config = with_task(config, mine)
         site.check(config, mine)
         values = {key: value.value for key, value in row.items()}
-        text = _text(config, texts)
-        element = Element(values, config, text, command if placeholders else ())
-        if (other := same.setdefault(text, element)) is not element:
-            key = next((key for key in keys if values[key] != other.values[key]), keys[0])
-            reported = f"{text_of(other.values[key])} and {text_of(values[key])}"
-            raise refusal(places[key], key, f"{reported} give the same run; remove one of the two")
-        elements.append(element)
+        template = command if placeholders else ()
+        elements.append(Element(values, config, _text(config, texts), template))
     return elements
 
 

@@ -134,8 +134,7 @@ def continued(one: Planned, common: Common) -> Iterator[None]:
     """
     run, config = one.run, one.element.config
     directory.refuse_if_writable_by_others(run)
-    if not common.plan.request.trust_owner:
-        directory.refuse_foreign(run)
+    directory.refuse_foreign(run)
     with put_back_on_failure(*changed_files(run)):
         compare(run, config)
         code = compared(run, common.snapshot)

@@ -73,12 +73,9 @@ def refusal(place: str, key: str, text: str) -> ConfigError:
     return ConfigError([Problem(place, key, text)])
 
 
-def _rows(axes: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """Return the rows with the first values of all keys, with their second values, and so on."""
-    return [
-        {key: SweepValue(value, text_of(value)) for key, value in zip(axes, values, strict=True)}
-        for values in zip(*axes.values(), strict=True)
-    ]
+def row_of(values: Mapping[str, Any]) -> Row:
+    """Return the row with ``values``, which no person has written as text."""
+    return {key: SweepValue(value, text_of(value)) for key, value in values.items()}
 
 
 def expand(request: SweepRequest) -> list[Row]:
@@ -162,7 +159,7 @@ _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
 def _values(key: str, word: str) -> Iterator[SweepValue]:
     span = _RANGE.fullmatch(word.strip())
     if span is not None and kind_at(key.split(".")) != "text":
-        numbers = _range(OPTION, key, word, [int(part) for part in span.groups() if part])
+        numbers = _range(key, word, [int(part) for part in span.groups() if part])
         yield from (SweepValue(number, str(number)) for number in numbers)
         return
     value: Any = override_layer([f"{key}={word}"], OPTION).values
@@ -171,12 +168,12 @@ def _values(key: str, word: str) -> Iterator[SweepValue]:
     yield SweepValue(value, word)
 
 
-def _range(place: str, key: str, shown: str, parts: Sequence[int]) -> range:
+def _range(key: str, shown: str, parts: Sequence[int]) -> range:
     if len(parts) == 3 and parts[2] == 0:
-        raise refusal(place, key, f"{shown} has step 0; use another step")
+        raise refusal(OPTION, key, f"{shown} has step 0; use another step")
     numbers = range(*parts)
     if len(numbers) > _MAX:
-        raise refusal(place, key, f"{shown} has more than {_MAX} numbers; use a shorter range")
+        raise refusal(OPTION, key, f"{shown} has more than {_MAX} numbers; use a shorter range")
     return numbers
 
 
@@ -199,7 +196,7 @@ def sweep_request(
         found = [_plain(key, value) for value in values]
         if not found:
             raise UserError(f"{_PYTHON}: {key}: has no values; give at least one")
-        blocks.append(RowBlock(_rows({key: found}), _PYTHON))
+        blocks.append(RowBlock([row_of({key: value}) for value in found], _PYTHON))
     if request.search is not None and blocks:
         raise UserError(
             f"{_PYTHON}: has no effect with the search in {file}; remove one of the two"
@@ -224,11 +221,7 @@ def _plain(key: str, value: Any) -> Any:
     known = value.item() if hasattr(value, "item") else value
     if isinstance(known, list | tuple):
         return [_plain(key, part) for part in known]
-    if isinstance(known, float):
-        # Without the rounding error of a computed value: 0.02 for 0.020000000000000004. 1/3 keeps all digits.
-        near = float(f"{known:.15g}")
-        return near if len(repr(near)) < len(repr(known)) - 3 else known
-    if known is None or isinstance(known, str | int | bool):
+    if known is None or isinstance(known, str | int | float | bool):
         return known
     raise UserError(
         f"{_PYTHON}: {key}: {value!r} is not a value of a config; give text or a number"
@@ -236,7 +229,6 @@ def _plain(key: str, value: Any) -> Any:
 
 
 _SEARCH = "search"
-_RANGES = frozenset({"range", "float", "int"})
 
 Place = Callable[[str], str]
 """Returns file and line of a dotted key of the sweep file."""
@@ -262,10 +254,7 @@ def read_sweep_file(path: Path) -> SweepRequest:
         if _SEARCH in layer.values and part != _SEARCH:
             raise refusal(place(part), part, "has no effect with search; remove one of the two")
     if _SEARCH in layer.values:
-        content = layer.values[_SEARCH]
-        if isinstance(content, dict) and isinstance(content.get("space"), dict):
-            content = {**content, "space": _flat(content["space"])}
-        return SweepRequest(search=read_search(content, place))
+        return SweepRequest(search=read_search(layer.values[_SEARCH], place))
     blocks = [
         block
         for part, reader in _READERS.items()
@@ -277,76 +266,29 @@ def read_sweep_file(path: Path) -> SweepRequest:
     return SweepRequest(blocks)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested sections as dotted keys; ranges, which are mappings, stay whole."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and _RANGES.isdisjoint(value):
-            found |= _flat(value, f"{dotted}.")
-        else:
-            found[dotted] = value
-    return found
-
-
-def _section(content: Any, part: str, place: Place) -> dict[str, Any]:
-    if not isinstance(content, dict):
-        raise refusal(
-            place(part), part, "should be keys with their values, such as seed: [0, 1, 2]"
-        )
-    return _flat(content)
-
-
-def _axes(content: Any, part: str, place: Place) -> dict[str, list[Any]]:
-    return {
-        key: _listed(key, values, place(f"{part}.{key}"))
-        for key, values in _section(content, part, place).items()
-    }
-
-
-def _listed(key: str, values: Any, place: str) -> list[Any]:
-    if isinstance(values, dict) and set(values) == {"range"}:
-        parts = values["range"]
-        if not isinstance(parts, list) or len(parts) not in (2, 3) or not _whole(parts):
-            raise refusal(place, key, "range should be [first, end] or [first, end, step]")
-        values = list(_range(place, key, str(parts), parts))
-    if not isinstance(values, list) or not values:
-        raise refusal(place, key, "should be a list of values, or {range: [first, end]}")
-    return values
-
-
-def _whole(parts: Sequence[Any]) -> bool:
-    return all(type(part) is int for part in parts)
-
-
 def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
-    axes = _axes(content, part, place)
-    return [RowBlock(_rows({key: axes[key]}), place(f"{part}.{key}")) for key in axes]
-
-
-def _zip(content: Any, part: str, place: Place) -> list[RowBlock]:
-    axes = _axes(content, part, place)
-    if len({len(values) for values in axes.values()}) > 1:
-        reported = ", ".join(f"{key} has {len(values)}" for key, values in axes.items())
-        raise refusal(place(part), part, f"all keys need the same number of values: {reported}")
-    return [RowBlock(_rows(axes), place(part))]
+    if not isinstance(content, dict):
+        words = "should be keys with their values, such as seed: [0, 1, 2]"
+        raise refusal(place(part), part, words)
+    blocks = []
+    for key, values in content.items():
+        where = place(f"{part}.{key}")
+        if not isinstance(values, list) or not values:
+            raise refusal(where, key, "should be a list of values; write sections as in train.lr")
+        blocks.append(RowBlock([row_of({key: value}) for value in values], where))
+    return blocks
 
 
 def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
     if not isinstance(content, list) or not all(isinstance(row, dict) and row for row in content):
         words = "should be a list of runs such as {train.lr: 1e-4, seed: 0}"
         raise refusal(place(part), part, words)
-    rows = [_flat(row) for row in content]
-    for number, row in enumerate(rows):
-        if row.keys() != rows[0].keys():
-            missing = ", ".join(sorted(row.keys() ^ rows[0].keys()))
+    for number, row in enumerate(content):
+        if row.keys() != content[0].keys():
+            missing = ", ".join(sorted(row.keys() ^ content[0].keys()))
             reported = f"run {number + 1} and run 1 differ in their keys: {missing}"
             raise refusal(place(f"{part}.{number}"), part, reported)
-    return [RowBlock(_rows({key: [row[key] for row in rows] for key in rows[0]}), place(part))]
+    return [RowBlock([row_of(row) for row in content], place(part))]
 
 
-_READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {
-    "grid": _grid,
-    "zip": _zip,
-    "list": _list,
-}
+_READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {"grid": _grid, "list": _list}

@@ -18,7 +18,7 @@ from hpcrun.api.run import Run
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers
 from hpcrun.api.sweeps.handover import submit_sweep
 from hpcrun.api.sweeps.plan import SweepPlan, check_limit, plan_sweep
-from hpcrun.api.sweeps.request import RowBlock, SweepRequest, SweepValue, text_of
+from hpcrun.api.sweeps.request import RowBlock, SweepRequest, row_of, text_of
 from hpcrun.api.sweeps.search import JOURNAL, Search, suggested
 from hpcrun.config import ConfigError, Layer, load_resolved, training_differences
 from hpcrun.errors import LaunchError, UserError
@@ -51,8 +51,7 @@ class StudyPlan:
 
     def of_trial(self, number: int, values: Mapping[str, Any]) -> SweepPlan:
         """Return the plan for a trial, with the code of the first run: a search compares values only."""
-        row = {key: SweepValue(one, text_of(one)) for key, one in values.items()}
-        sweep = SweepRequest([RowBlock([row], self.search.place("search.space"))])
+        sweep = SweepRequest([RowBlock([row_of(values)], self.search.place("search.space"))])
         # The limit of a sweep holds within a submission, and each trial is a submission.
         request = replace(self.request, max_parallel=None)
         first = self.first_run()

@@ -54,9 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write tables, in a folder such as results-parquet (needs pandas and pyarrow)",
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="read everything, and write a new file"
+        "--fresh", action="store_true", help="read everything, and drop the runs of earlier calls"
     )
-    parser.add_argument("--prune", action="store_true", help="remove runs without a directory")
     parser.add_argument(
         "--processes",
         type=int,
@@ -82,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
             source,
             arguments.output.absolute(),
             fresh=arguments.fresh,
-            prune=arguments.prune,
             processes=arguments.processes,
             progress=progress,
         )
@@ -101,7 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
                 "unchanged": summary.unchanged,
                 "rows": summary.rows,
                 "kept": summary.kept,
-                "pruned": summary.pruned,
                 "problems": [
                     {"run": run, "file": name, "problem": what}
                     for run, name, what in summary.problems
@@ -155,10 +152,8 @@ def _print(summary: "Summary", output: Path) -> None:
     say(f"  read {summary.read:,}, unchanged {summary.unchanged:,}{written}")
     if summary.kept:
         away = sum(not Path(path).is_dir() for path in summary.kept)
-        lost = f", {away:,} of them without a directory (--prune removes these)" if away else ""
+        lost = f", {away:,} of them without a directory (--fresh drops these)" if away else ""
         say(f"  kept {plural(len(summary.kept), 'run')} of earlier calls{lost}")
-    if summary.pruned:
-        say(f"  removed {plural(summary.pruned, 'run')} without a directory")
     if summary.problems:
         problems = plural(len(summary.problems), "problem")
         say(f"  {problems}; the rest of these runs is in the file:")

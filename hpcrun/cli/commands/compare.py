@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from hpcrun.results.groups import RunGroup
     from hpcrun.results.statistics import ConfidenceInterval, ConfigDifference, Spread
 
-_STATES = ("cancelled", "pruned", "stopped", "failed", "unfinished")
 _MOST_LISTED, _MOST_SEEDS = 20, 10
 
 
@@ -34,21 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a file of `hpcrun aggregate`")
     add_comparison(parser)
     parser.add_argument(
-        "--include",
-        action="append",
-        default=[],
-        choices=_STATES,
-        help="runs in this state count as well (may be repeated)",
-    )
-    parser.add_argument(
         "--against", type=int, metavar="ROW", help="the row to compare with (default: the best)"
-    )
-    parser.add_argument(
-        "--confidence",
-        type=float,
-        default=0.95,
-        metavar="SHARE",
-        help="confidence of the intervals (default: 0.95)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -65,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         lower_is_better,
     )
 
-    _require_sense(arguments)
+    require_moment(arguments.at)
     require("report", "scipy")
     import numpy as np
 
@@ -80,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
             at=arguments.at,
             lower=goal == "min",
             seed_key=arguments.seed_key,
-            include=arguments.include,
             by=keys(arguments.by),
         )
         groups = grouped(store, question)
@@ -91,21 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"--against {arguments.against}: no run of such a row counts; choose a row from 1 to {full}"
         )
     base = None if arguments.against is None else arguments.against - 1
-    level = arguments.confidence
     # A diverged loss of 1e308 has an infinite variance.
     with np.errstate(all="ignore"):
-        spreads = [
-            describe(group.numbers(), confidence=level) if group.values else None
-            for group in groups
-        ]
+        spreads = [describe(group.numbers()) if group.values else None for group in groups]
         values = [{one.pair: one.value for one in group.values} for group in groups]
-        found, tests = compare_all(values, base, lower=question.lower, confidence=level)
+        found, tests = compare_all(values, base, lower=question.lower)
     if arguments.json:
         print_json(_as_data(question, groups, spreads, found, (base or 0) + 1, tests))
         return 0
     at = f"at step {arguments.at}" if arguments.at.isdigit() else arguments.at
-    say(f"{metric} ({at}, {goal} is best), {level:.0%} intervals")
-    say(*aligned(_group_rows(groups, spreads, question.lower, known), range(9)))
+    say(f"{metric} ({at}, {goal} is best), 95% intervals")
+    say(*aligned(_group_rows(groups, spreads, question.lower), range(6)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
     if not any(group.known for group in groups):
@@ -113,18 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     if any(found):
         say("", *_best(groups, found if base is None else [], question.lower))
         say("", f"difference to row {(base or 0) + 1}")
-        say(*aligned(_pair_rows(groups, found), range(6)))
+        say(*aligned(_pair_rows(groups, found), range(5)))
         if tests > 1:
             pairs = "of all rows" if base is None else f"with row {base + 1}"
             say(f"p is corrected for {tests} tests {pairs} (Holm); the intervals are not")
     say(*_left_out(groups, known))
     return 0
-
-
-def _require_sense(arguments: argparse.Namespace) -> None:
-    require_moment(arguments.at)
-    if not 0.5 <= arguments.confidence < 1:
-        raise UserError(f"--confidence {arguments.confidence}: should be 0.5 to less than 1")
 
 
 def _best(
@@ -153,42 +127,28 @@ def _best(
 
 
 def _group_rows(
-    groups: Sequence["RunGroup"],
-    spreads: Sequence["Spread | None"],
-    lower: bool,
-    known: Mapping[str, str],
+    groups: Sequence["RunGroup"], spreads: Sequence["Spread | None"], lower: bool
 ) -> list[list[str]]:
-    head = "row,n,mean,interval,std,median,best,at step,of,group"
-    rows = [head.split(",")]
+    rows = [["row", "n", "mean", "interval", "std", "best", "group"]]
     for number, (group, spread) in enumerate(zip(groups, spreads, strict=True), 1):
         if spread is None:
-            rows.append([str(number), "0", *["-"] * 7, group.label])
+            rows.append([str(number), "0", *["-"] * 4, group.label])
             continue
-        best = (min if lower else max)(group.values, key=lambda one: one.best)
-        rows.append(
-            [
-                *(str(number), str(spread.n), _number(spread.mean.value), _ends(spread.mean)),
-                *(_number(spread.std), _number(spread.median)),
-                *(_number(best.best), str(best.best_step), known[best.run], group.label),
-            ]
-        )
+        best = (min if lower else max)(one.best for one in group.values)
+        facts = [_number(spread.mean.value), _ends(spread.mean), _number(spread.std)]
+        rows.append([str(number), str(spread.n), *facts, _number(best), group.label])
     return rows
 
 
 def _pair_rows(
     groups: Sequence["RunGroup"], found: Sequence["ConfigDifference | None"]
 ) -> list[list[str]]:
-    rows = [["row", "difference", "interval", "effect", "p", "better", "test", "group"]]
+    rows = [["row", "difference", "interval", "p", "better", "test", "group"]]
     for number, (group, one) in enumerate(zip(groups, found, strict=True), 1):
         if one is not None:
-            rows.append(
-                [
-                    *(str(number), _number(one.difference.value), _ends(one.difference)),
-                    *(_number(one.effect), _number(one.corrected)),
-                    "-" if one.wins is None else f"{one.wins}/{one.sizes[0]}",
-                    *(_test(one), group.label),
-                ]
-            )
+            wins = "-" if one.wins is None else f"{one.wins}/{one.sizes[0]}"
+            facts = [_number(one.difference.value), _ends(one.difference), _number(one.corrected)]
+            rows.append([str(number), *facts, wins, _test(one), group.label])
     return rows
 
 
@@ -199,7 +159,7 @@ def _test(one: "ConfigDifference") -> str:
 
 
 def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[str]:
-    """Return a line for each run that does not count, and for the missing seeds."""
+    """Return a line for each run that does not count."""
     found = [
         f"  row {number}: {known[run]}{'' if seed is None else f' (seed {seed})'}: {why}"
         for number, group in enumerate(groups, 1)
@@ -211,12 +171,7 @@ def _left_out(groups: Sequence["RunGroup"], known: Mapping[str, str]) -> list[st
         lines += ["", f"{count} not count:", *found[:_MOST_LISTED]]
         if len(found) > _MOST_LISTED:
             lines.append(f"  … {len(found) - _MOST_LISTED:,} more, with --json")
-    missing = [
-        f"  row {number}: {', '.join(map(str, group.missing))}"
-        for number, group in enumerate(groups, 1)
-        if group.missing
-    ]
-    return [*lines, *(["", "seeds that other rows have:", *missing] if missing else [])]
+    return lines
 
 
 def _as_data(
@@ -241,7 +196,6 @@ def _as_data(
                 "left_out": [
                     {"run": run, "seed": seed, "reason": why} for run, seed, why in group.left_out
                 ],
-                "missing_seeds": group.missing,
             }
             for group, spread, one in zip(groups, spreads, found, strict=True)
         ],

@@ -8,11 +8,12 @@ follows the line before it in the file.
 -f follows the run across restarts, and stamps lines with the time of reading;
 Ctrl-C ends the command, not the run. Control characters are shown as escapes,
 and a progress bar as its last state; the run's folder logs/ has the raw bytes.
-Under torchrun and accelerate a file holds all ranks of a node: lines that do
-not name their rank are marked with the node.
+Under torchrun and accelerate a file holds all ranks of a node: its lines are
+marked with the node, and --rank takes the number of a node.
 """
 
 import argparse
+import functools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +24,13 @@ from hpcrun.api.logs import (
     BatchLog,
     MergedLine,
     RankLog,
-    StepTimes,
     attempts_of,
     event_lines,
     merged,
+    number_of,
     rank_files,
     require_log,
+    step_times,
     up_to,
 )
 from hpcrun.cli.arguments import add_run, find_run
@@ -61,10 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the log, and follow it with --follow."""
     rank = _rank(arguments.rank)
     directory = find_run(arguments)
-    reader = _Reader(directory, rank)
-    _require_log(directory, rank, reader, arguments.follow)
+    _require_log(directory, rank, arguments.follow)
     try:
-        reader.tell(arguments.follow, arguments.tail)
+        _Reader(directory, rank).tell(arguments.follow, arguments.tail)
     except KeyboardInterrupt:
         if jobs.state(directory).live:
             say_aside(f"hpcrun: {directory.name} continues to run")
@@ -76,9 +77,8 @@ class _Reader:
     """Reads a run's logs, attempt by attempt."""
 
     def __init__(self, run: RunDirectory, rank: int | None) -> None:
-        self._run, self._rank = run, rank
-        self.per_file = _ranks_of_a_file(run)
-        self._steps = StepTimes(run.metrics)
+        self._run, self._rank, self._kind = run, rank, _kind_of_files(run)
+        self._steps = functools.cache(lambda: step_times(run))
         self._logs: dict[tuple[Attempt, Path], tuple[RankLog | BatchLog, Tail]] = {}
         self._width = 0
 
@@ -97,7 +97,7 @@ class _Reader:
             )
             for attempt, began in attempts.items()
         )
-        self._say(self._chosen(lines) if tail is None else deque(self._chosen(lines), tail))
+        self._say(lines if tail is None else deque(lines, tail))
         asked = time.monotonic()
         while live:
             time.sleep(_POLL)
@@ -108,7 +108,7 @@ class _Reader:
             newest = [*attempts][-1:]
             mine = {attempt: attempts[attempt] for attempt in dict.fromkeys([*followed, *newest])}
             grows, followed = newest[0] if live and newest else None, newest
-            self._say(self._chosen(self._lines(events[shown:], mine, grows, now)))
+            self._say(self._lines(events[shown:], mine, grows, now))
 
     def _lines(
         self,
@@ -138,28 +138,20 @@ class _Reader:
         self, attempt: Attempt, began: float, batch_time: float
     ) -> dict[Path, RankLog | BatchLog]:
         """Return the logs of ``attempt``; ``batch_time``: the time of the batch script's lines."""
-        launched = self.per_file > 1
         found: dict[Path, RankLog | BatchLog] = {}
         if self._rank is None:
             path = self._run.batch_log(attempt.job)
             if path.is_file():
-                found[path] = BatchLog(self._run, path, attempt, batch_time)
+                found[path] = BatchLog(self._run, attempt, batch_time)
         for path in self._files(attempt):
-            found[path] = RankLog(path, attempt, began, self._steps, launched=launched)
+            found[path] = RankLog(path, attempt, began, self._kind, self._steps)
         return found
 
     def _files(self, attempt: Attempt) -> list[Path]:
         files = rank_files(self._run, attempt)
         if files:
-            most = int(files[-1].stem.removeprefix("rank-")) * self.per_file
-            self._width = max(self._width, len(f"rank {most}"))
-        if self._rank is None:
-            return files
-        wanted = f"rank-{self._rank // self.per_file:05d}.log"
-        return [path for path in files if path.name == wanted]
-
-    def _chosen(self, lines: Iterable[MergedLine]) -> Iterator[MergedLine]:
-        return (line for line in lines if self._rank is None or line.rank in (None, self._rank))
+            self._width = max(self._width, len(f"rank {number_of(files[-1])}"))
+        return [path for path in files if self._rank in (None, number_of(path))]
 
     def _say(self, lines: Iterable[MergedLine]) -> None:
         shown: list[str] = []
@@ -171,14 +163,14 @@ class _Reader:
         say(*shown)
 
 
-def _ranks_of_a_file(run: RunDirectory) -> int:
-    """Return how many ranks a launcher has started in each task; 1 where each rank has its own log."""
+def _kind_of_files(run: RunDirectory) -> str:
+    """Return ``node`` if a launcher has started the ranks of each node; else ``rank``."""
     try:
         config = load_resolved(run.config)
     except UserError:
         # A damaged config must not prevent reading the logs.
-        return 1
-    return config.job.gpus if config.command and config.job.launcher else 1
+        return "rank"
+    return "node" if config.command and config.job.launcher else "rank"
 
 
 def _rank(text: str) -> int | None:
@@ -195,14 +187,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _require_log(run: RunDirectory, rank: int | None, reader: _Reader, following: bool) -> None:
+def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
     if following and jobs.state(run).live:
-        ranks = load_resolved(run.config).job.world_size * reader.per_file
+        ranks = load_resolved(run.config).job.world_size
         if rank is not None and rank >= ranks:
             raise UserError(f"--rank {rank}: {run.name} has {up_to(ranks)}")
         return
     if rank is not None:
-        require_log(run, rank // reader.per_file)
+        require_log(run, rank)
         return
     attempts = attempts_of(read_events(run))
     batch = any(run.batch_log(one.job).exists() for one in attempts)

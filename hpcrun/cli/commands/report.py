@@ -2,8 +2,8 @@
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 `hpcrun aggregate` (default: all runs in --runs-dir). The page compares groups
-of runs, and has curves, parameters, goodput, timelines and failures. Tables
-sort and filter, figures zoom, and the address keeps what you see.
+of runs, and has curves, parameters, slow nodes and failures. Tables sort and
+filter, figures zoom, and the address keeps what you see.
 
   hpcrun report runs/sweep-7 -o report.html
   hpcrun report results.h5 --metric accuracy

@@ -8,14 +8,14 @@ import argparse
 
 from hpcrun.api.submission.plan import plan_resume
 from hpcrun.cli.arguments import add_run, find_run, request_of
-from hpcrun.cli.commands.submit import add_continuing, add_following, require_one_way, start
+from hpcrun.cli.commands.submit import add_following, add_snapshot, require_one_way, start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_run(parser)
     # None: as it was submitted.
-    add_continuing(parser, snapshot=None)
+    add_snapshot(parser, default=None)
     add_following(parser)
 
 

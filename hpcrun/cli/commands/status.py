@@ -48,9 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", metavar="STATE,…", help=f"only these states: {', '.join(STATES)}"
     )
-    parser.add_argument(
-        "--name", metavar="GLOB", help="only names that match, such as 'gpt-*' or 'sweep/*'"
-    )
     add_runs_dir(parser)
 
 
@@ -72,8 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not rows:
         states = " or ".join(sorted(table.states or ()))
         what = f"no runs are {states}" if states else "there are no runs"
-        fits = " that match --name" if arguments.name else ""
-        say(f"hpcrun: {what}{fits} in {runs_dir(arguments)}; `hpcrun submit` starts one")
+        say(f"hpcrun: {what} in {runs_dir(arguments)}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
         say(*table.notes)
@@ -95,13 +91,12 @@ class _Table:
 
     def look(self) -> list[dict[str, Any]]:
         """Return the rows, filtered and folded."""
-        selection = chosen(self._arguments.runs, self._folder, self._arguments.name)
-        self._overview.entries = selection.entries
+        self._overview.entries = chosen(self._arguments.runs, self._folder)
         rows = self._overview.look()
         self.notes = []
         # One line for each sweep of the listed runs.
-        if selection.folders:
-            rows = fold(rows, selection.folders)
+        if not self._arguments.runs:
+            rows = fold(rows, self._folder)
         elif len(rows) > 1:
             sweeps = dict.fromkeys(row["sweep"] for row in rows if row["sweep"])
             for name in sweeps:
@@ -211,6 +206,6 @@ def _page(
     room = max(1, lines - 2 - len(notes))
     page = [(heading, "bold"), *zip(table[:room], styles, strict=False)]
     if len(table) > room:
-        more = f"… {len(table) - room + 1} more: choose with --state or --name"
+        more = f"… {len(table) - room + 1} more: choose with names or --state"
         page[-1] = (more, "dim")
     return [*page, *((note, "dim") for note in notes), (footer, "dim")]

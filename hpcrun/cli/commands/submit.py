@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--profile", metavar="NAME", help="site profile: a name or a path; '' for none"
     )
-    add_continuing(what, snapshot=False)
+    add_snapshot(what, default=False)
     how = parser.add_argument_group("what to show")
     add_following(how)
     how.add_argument(
@@ -60,15 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_continuing(parser: argparse._ActionsContainer, *, snapshot: bool | None) -> None:
-    """Add the options for a run that exists; ``snapshot``: the default of ``--no-snapshot``."""
-    parser.add_argument(
-        "--trust-owner", action="store_true", help="continue a run that belongs to another user"
-    )
+def add_snapshot(parser: argparse._ActionsContainer, *, default: bool | None) -> None:
+    """Add ``--no-snapshot``."""
     parser.add_argument(
         "--no-snapshot",
         action="store_true",
-        default=snapshot,
+        default=default,
         help="run the code in the working tree, not a copy",
     )
 

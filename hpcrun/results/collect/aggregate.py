@@ -58,7 +58,6 @@ class Summary:
     unchanged: int = 0
     rows: int = 0
     kept: list[str] = field(default_factory=list)
-    pruned: int = 0
     problems: list[tuple[str, str, str]] = field(default_factory=list)
     written: bool = True
 
@@ -68,15 +67,13 @@ def aggregate(
     output: Path,
     *,
     fresh: bool = False,
-    prune: bool = False,
     processes: int | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Bring ``output`` up to date with the runs of ``source``.
 
     Args:
-        fresh: read everything.
-        prune: remove the runs without a directory.
+        fresh: read everything, and drop the runs of earlier calls.
         processes: number of reading processes; None: as many as save time. 0: only this process.
         progress: called with the number of runs that were read, and the number of runs to read.
 
@@ -98,7 +95,7 @@ def aggregate(
         # Also with `fresh`, a file of another program stays.
         old = opened.enter_context(ResultsFile(output)) if os.path.lexists(output) else None
         update = _Update(source, output, None if fresh else old)
-        return update.run(processes, progress, prune=prune)
+        return update.run(processes, progress)
 
 
 class _Update:
@@ -121,22 +118,19 @@ class _Update:
         ]
         return zip(*plain, strict=True)
 
-    def run(self, processes: int | None, progress: Progress | None, *, prune: bool) -> Summary:
+    def run(self, processes: int | None, progress: Progress | None) -> Summary:
         paths = self._source.paths
         changed = self._changed()
         here = {escaped_path(path) for path in paths}
-        away = [path for path in self._keys if path not in here]
-        gone = {path for path in away if prune and not os.path.isdir(path)}  # noqa: PTH112
-        summary = Summary(self._output, read=len(changed), pruned=len(gone))
+        summary = Summary(self._output, read=len(changed))
         summary.unchanged = len(here) - len(changed)
-        summary.kept = [path for path in away if path not in gone]
-        if changed or gone or self._old is None:
+        summary.kept = [path for path in self._keys if path not in here]
+        if changed or self._old is None:
             cores = len(os.sched_getaffinity(0))
             if processes is None:
                 processes = min(cores, _MOST_PROCESSES) if len(changed) >= _FEW and cores > 1 else 0
-            dropped = {self._keys.pop(path) for path in gone}
             again = map(escaped_path, changed)
-            dropped |= {self._keys[path] for path in again if path in self._keys}
+            dropped = {self._keys[path] for path in again if path in self._keys}
             found = each(self._source.read, changed, processes)
             self._write(found, dropped, lambda done: progress and progress(done, len(changed)))
         else:

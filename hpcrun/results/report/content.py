@@ -25,8 +25,8 @@ from hpcrun.results.groups import (
     lower_is_better,
     seed_keys,
 )
-from hpcrun.results.report.drawing import several, thinned
 from hpcrun.results.report.runs import ReportedRun, iterate_runs
+from hpcrun.results.report.words import several
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 
@@ -276,6 +276,16 @@ def _tracks(run: ReportedRun, metrics: Sequence[str], most: int) -> list[dict[st
         y = {name: _numbers(columns[name][index], 6) for name in names}
         tracks.append({"x": x, "y": y})
     return tracks
+
+
+def thinned(values: NDArray[Any], most: int) -> NDArray[np.int64]:
+    """Return at most ``most`` indices of a curve: the ends, the lowest and highest of each chunk."""
+    if len(values) <= most:
+        return np.arange(len(values))
+    kept = {0, len(values) - 1}
+    for chunk in np.array_split(np.arange(len(values)), most // 2 - 1):
+        kept |= {int(chunk[values[chunk].argmin()]), int(chunk[values[chunk].argmax()])}
+    return np.array(sorted(kept))
 
 
 def _numbers(values: NDArray[Any], digits: int) -> list[float | None]:

@@ -215,16 +215,6 @@ function keepBrush(plot) {
   byId("caption-parallel").lastChild.textContent = parallelFigure().note;
 }
 
-function timeFigure(name) {
-  const { data: traces, x, rows } = data.figures[name];
-  const hovertemplate = "<b>%{y}</b><br>%{hovertext}<extra></extra>", legend = { orientation: "h", traceorder: "normal", y: 1, yanchor: "bottom", x: 0 };
-  const yaxis = { type: "category", autorange: "reversed", dtick: 1, tickfont: { size: 10 } };
-  return {
-    traces: traces.map(trace => ({ ...trace, y: trace.y.map(plain), textposition: "none", hovertemplate })),
-    layout: { barmode: name === "goodput" ? "stack" : "overlay", height: 110 + 20 * rows, showlegend: true, legend, xaxis: { title: { text: x } }, yaxis, margin: { ...LAYOUT.margin, t: 40 } },
-  };
-}
-
 function redraw() {
   if (data.metric) {
     // The curve of a swept learning rate repeats the groups.
@@ -236,8 +226,5 @@ function redraw() {
       figure("scatter", "parameter-figures", "Scatter", scatterFigure);
       figure("parallel", "parameter-figures", "Parallel coordinates", parallelFigure);
     }
-  }
-  for (const name of ["goodput", "timeline"]) {
-    if (data.figures[name]) figure(name, "time-figures", `${name} of each run`, () => timeFigure(name));
   }
 }

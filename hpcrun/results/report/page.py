@@ -20,10 +20,9 @@ from plotly.offline import get_plotlyjs
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
-from hpcrun.results.report import times
 from hpcrun.results.report.content import MOST_CURVES, Content, ReportRequest, collect, shown
-from hpcrun.results.report.drawing import metric_label, several
 from hpcrun.results.report.runs import counts
+from hpcrun.results.report.words import duration, metric_label, several
 from hpcrun.results.store import ResultsFile, package_version
 from hpcrun.run.files import write_atomic
 
@@ -34,7 +33,6 @@ _SECTIONS = {
     "curves": "Curves",
     "parameters": "Parameters",
     "runs": "All runs",
-    "time": "Goodput and timeline",
     "failures": "Failures",
     "methods": "Methods and data",
 }
@@ -79,10 +77,8 @@ def require_place(output: Path) -> None:
 
 def main_part(content: Content) -> str:
     """Return the part of the page that changes while runs train: tables, controls and the data of figures."""
-    rows = times.chosen_rows(content.runs)
-    bars = {"goodput": times.goodput_figure(rows), "timeline": times.timeline_figure(rows)}
     names = {name: metric_label(name) for name in content.data["metrics"]}
-    data = {**content.data, "names": names | _X_NAMES, "figures": bars}
+    data = {**content.data, "names": names | _X_NAMES}
     # No text of a run can end the element.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     metrics = list(names.items())
@@ -93,7 +89,6 @@ def main_part(content: Content) -> str:
         data=Markup(text.replace("<", "\\u003c")),
         metrics=metrics,
         most_curves=MOST_CURVES,
-        most_rows=times.MOST_ROWS,
         scatter_axes=[(key, key) for key in content.data["keys"]] + metrics,
         states=counts(content.runs).items(),
         x_axes=[(name, _X_NAMES.get(name, name)) for name in content.data["x"]],
@@ -131,7 +126,7 @@ def whole_page(content: Content, main: str, *, live: int = 0) -> str:
 def _render(name: str, **values: Any) -> str:
     page = Environment(autoescape=True, finalize=_text, trim_blocks=True, lstrip_blocks=True)
     page.filters |= {
-        "duration": times.duration,
+        "duration": duration,
         "folder": os.path.dirname,
         "moment": moment,
         "several": several,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcrun.results.report.drawing import metric_label
 from hpcrun.results.report.runs import ReportedRun
+from hpcrun.results.report.words import metric_label
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _GUTTER = 10

@@ -228,7 +228,7 @@ def test_a_wrong_metric_is_corrected_without_a_second_run(tmp_path: Path) -> Non
         (
             "float: {",
             "floats: {",
-            "search.space.lr.floats.low: should be one of float, int, choices",
+            "search.space.lr: should be one of float, int, choices",
         ),
         ("low: 1e-3, ", "", "search.space.lr: FloatDistribution.__init__() missing 1"),
         (

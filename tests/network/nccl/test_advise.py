@@ -10,14 +10,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from hpcrun.network.nccl.advise import (
-    Advice,
-    advise,
-    as_data,
-    as_shell,
-    as_table,
-    as_yaml,
-)
+from hpcrun.network.nccl.advise import Advice, advise, as_data, as_shell
 from hpcrun.network.nccl.lint import lint
 from hpcrun.network.nccl.machine import NodeFacts
 from hpcrun.network.nccl.rules import settings_of
@@ -26,7 +19,6 @@ NODES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "nodes.yaml").read_text(encoding="utf-8")
 )
 facts_from = TypeAdapter(NodeFacts).validate_python
-DGX = facts_from(NODES[0]["facts"])
 
 
 def settings(lines: list[Advice]) -> dict[str, str | None]:
@@ -64,17 +56,9 @@ def test_shell_exports_survive_the_shell() -> None:
     assert as_shell([]).startswith("# nothing to set")
 
 
-def test_yaml_is_what_a_config_takes() -> None:
-    lines = advise(DGX)
-    read = yaml.safe_load(as_yaml([*lines, Advice(None, None, "look\nhere", "env")]))
-    assert read == {"job": {"env": settings(lines)}}
-    assert yaml.safe_load(as_yaml([])) == {"job": {"env": {}}}
-
-
-def test_table_and_data_tell_the_reason() -> None:
-    lines = advise(DGX)
-    assert "mlx5_1 (Ethernet, 200 Gbit/s)" in as_table(lines)
-    assert "nothing to set" in as_table([])
+def test_text_and_data_tell_the_reason() -> None:
+    lines = advise(facts_from(NODES[0]["facts"]))
+    assert "mlx5_7 (Ethernet, 200 Gbit/s) [https://" in as_shell(lines)
     data = as_data(lines)
     assert data["remarks"] == []
     assert data["set"][0]["name"] == "NCCL_IB_HCA"

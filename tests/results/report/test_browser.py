@@ -362,7 +362,7 @@ def test_the_printed_page_has_all_figures(browser: webdriver.Chrome, page: str) 
 
 def test_each_figure_has_its_data_as_a_table(browser: webdriver.Chrome, page: str) -> None:
     visit(browser, page)
-    for name in ("curve", "scatter", "goodput", "timeline"):
+    for name in ("curve", "scatter"):
         scroll_to(browser, f"#figure-{name}")
         traces(browser, name)
         scroll_to(browser, f"#figure-{name} summary").click()

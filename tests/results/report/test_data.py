@@ -1,35 +1,20 @@
 """Numbers of plots and reports, against hand-made numbers."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from hpcrun.results.frames import load_results
 from hpcrun.results.groups import Question, grouped
-from hpcrun.results.report.content import swept_keys
-from hpcrun.results.report.drawing import thinned
+from hpcrun.results.report.content import swept_keys, thinned
 from hpcrun.results.report.plotting import Curve, plot
 from hpcrun.results.report.runs import iterate_runs, open_results
-from hpcrun.results.report.times import (
-    FINISHED,
-    LOST,
-    MOST_ROWS,
-    PREEMPTED,
-    QUEUED,
-    RUNNING,
-    SAVED,
-    STARTING,
-    chosen_rows,
-    timeline,
-)
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs
 
-from .conftest import START, MakeRun, add_event, read
+from .conftest import START, MakeRun, read
 
 LINE = ("--sweep", "lr=0.1,0.2", "--sweep", "seed=3:5", "--name", "s", "--executor", "local")
 SHAPE = ("--nodes", "1", "--gpus", "1", "--cpu", "--no-snapshot")
@@ -41,67 +26,6 @@ def test_a_thinned_curve_keeps_its_extremes() -> None:
     kept = thinned(y, 400)
     assert len(kept) <= 400
     assert {0, 7777, 9999} <= set(kept.tolist())
-
-
-def test_swept_keys_leave_out_seed_and_place(make_run: MakeRun, tmp_path: Path) -> None:
-    for seed, rate in ((0, 0.1), (1, 0.1), (0, 0.2)):
-        job = {"mem": f"{seed + 1}G"}
-        make_run(f"r{seed}-{rate}", seed=seed, config={"train": {"lr": rate}, "job": job})
-    runs = read(tmp_path / "runs")
-    assert swept_keys(runs) == ["train.lr"]
-
-
-def test_options_of_a_command_are_swept(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a", config={"command": ["python", "x.py", "--lr", "0.1", "--fast"]})
-    make_run("b", config={"command": ["python", "x.py", "--lr=0.2"]})
-    runs = read(tmp_path / "runs")
-    assert {run.config["--lr"] for run in runs} == {0.1, 0.2}
-    assert "--lr" in swept_keys(runs)
-
-
-def test_a_timeline_shows_lost_work_and_waits(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a")
-    make_run("unfinished", state=None)
-    run, other = read(tmp_path / "runs")
-    # An unfinished run ends at its last sign.
-    assert timeline(other.events, other.seen).spans[-1][2] == START + 65
-    found = timeline(run.events, run.ended)
-    spans = [(kind, start - START, end - START) for kind, start, end in found.spans]
-    assert spans[0] == (QUEUED, 0.0, 10.0)
-    assert (RUNNING, 15.0, 40.0) in spans
-    assert (LOST, 40.0, 50.0) in spans
-    kinds = [kind for kind, _, _ in found.marks]
-    assert kinds == [SAVED, PREEMPTED, SAVED, FINISHED]
-    covered = sum(end - start for _, start, end in found.spans)
-    assert covered == pytest.approx(run.goodput.wall)
-
-
-def test_a_timeline_agrees_with_goodput_on_a_start_from_memory(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
-    run = make_run("a", state=None)
-    lines = run.events.read_text().splitlines()[:-2]
-    run.events.write_text("\n".join(lines) + "\n")
-    add_event(run, "opened", 52, in_place=1)
-    add_event(run, "started", 53, in_place=1, step=27, on_disk=20, snapshot=START + 47)
-    (one,) = read(tmp_path / "runs")
-    spans = [
-        (kind, start - START, end - START)
-        for kind, start, end in timeline(one.events, START + 60).spans
-    ]
-    assert spans[2:] == [
-        (RUNNING, 15.0, 47.0),
-        (LOST, 47.0, 50.0),
-        (STARTING, 50.0, 53.0),
-        (RUNNING, 53.0, 60.0),
-    ]
-    add_event(run, "ended", 70, in_place=1, cause="node-failure", restart_allowed=True)
-    add_event(run, "opened", 80, restart=1)
-    (one,) = read(tmp_path / "runs")
-    lost = [
-        end - start for kind, start, end in timeline(one.events, one.seen).spans if kind == LOST
-    ]
-    assert sum(lost) == one.goodput.recomputed == 10 + 17
 
 
 def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> None:
@@ -131,18 +55,6 @@ def test_a_terminal_plot_fits_its_width() -> None:
     assert len(one) == 11
     assert any("b" in line for line in two[1:9])
     assert plot("loss", [Curve("a", x[:0], x[:0])], 60, 8) == []
-
-
-def test_figures_of_time_show_a_sample_of_many_runs(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a")
-    (run,) = read(tmp_path / "runs")
-    runs = [
-        replace(run, key=f"r{number}", state="failed" if number % 10 == 0 else "finished")
-        for number in range(200)
-    ]
-    rows = chosen_rows(runs)
-    assert len(rows) == MOST_ROWS
-    assert sum(row.state == "failed" for row in rows) == 20
 
 
 def test_values_of_placeholders_are_parameters(tmp_path: Path) -> None:

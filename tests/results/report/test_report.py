@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
@@ -20,9 +19,6 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
-from hpcrun.results.report.content import Content, ReportRequest, collect
-from hpcrun.results.report.runs import open_results
-from hpcrun.results.report.server import ReportServer
 
 from .conftest import START, MakeRun, add_event
 from .page import Page
@@ -32,7 +28,6 @@ SECTIONS = [
     "Curves",
     "Parameters",
     "All runs",
-    "Goodput and timeline",
     "Failures",
     "Methods and data",
 ]
@@ -152,7 +147,7 @@ def test_runs_without_metrics_have_a_report(tmp_path: Path, make_run: MakeRun) -
     assert report(run.path, "-o", tmp_path / "r.html") == 0
     words = Page(tmp_path / "r.html").words
     assert "No run has logged a metric." in words
-    assert "there is no timeline" in words
+    assert "No end of an attempt is recorded." in words
 
 
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -183,21 +178,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         assert told.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_killed_report_leaves_the_old_page(sweep: Path, tmp_path: Path) -> None:
-    page = tmp_path / "r.html"
-    page.write_text("<!DOCTYPE html>old")
-    command = [sys.executable, "-m", "hpcrun", "report", str(sweep), "-o", str(page)]
-    for delay in (0.2, 1.0, 2.0):
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(delay)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        text = page.read_text()
-        assert text == "<!DOCTYPE html>old" or text.endswith("</html>\n")
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert page.read_text().endswith("</html>\n")
 
 
 def test_plots_show_each_run(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,20 +258,3 @@ def test_a_port_in_use_is_refused(sweep: Path, capsys: pytest.CaptureFixture[str
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert report(sweep, "--serve", "--port", other.getsockname()[1]) == 2
     assert "in use; omit it for a free port" in capsys.readouterr().err
-
-
-def test_the_served_page_follows_the_runs(make_run: MakeRun, tmp_path: Path) -> None:
-    make_run("a")
-    runs, kept = tmp_path / "runs", tmp_path / "kept"
-    kept.mkdir()
-
-    def read() -> Content:
-        with open_results([str(runs)], runs, kept) as store:
-            return collect(store, ReportRequest())
-
-    with ReportServer(read, pause=0.0) as server:
-        assert '"name":"b"' not in server.page(whole=False)[0]
-        make_run("b", seed=1)
-        assert '"name":"b"' in server.page(whole=False)[0]
-        first = server.page(whole=False)[0]
-        assert server.page(whole=False)[0] == first
