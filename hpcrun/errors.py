@@ -41,6 +41,10 @@ class SubmissionUnanswered(LaunchError):
     """sbatch got no answer: the job may exist or not."""
 
 
+class NetworkError(UserError):
+    """A file, a setting or a node that the network tools cannot use; the text has the reason."""
+
+
 class ResultsError(UserError):
     """Files, an option or a table that the results cannot use; each argument is a line with a reason."""
 

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TextIO
 
 from hpcrun.network.links import Links
 from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
+from hpcrun.ranks.interfaces import own_interfaces
 
 
 class Agent:
@@ -35,6 +37,7 @@ class Agent:
             "round": self._links.exchange,
             "prepare": self._ranks.prepare,
             "measure": self._measure,
+            "site": site,
         }
 
     def hello(self) -> None:
@@ -70,6 +73,15 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
+
+
+def site() -> dict[str, Any]:
+    """Return the facts about this node that decide which NCCL settings are tried."""
+    devices = Path("/sys/class/infiniband")
+    return {
+        "interfaces": sorted(own_interfaces()),
+        "rdma": devices.is_dir() and any(devices.iterdir()),
+    }
 
 
 def main() -> None:

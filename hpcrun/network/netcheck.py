@@ -234,13 +234,14 @@ class AllReduce:
             "peers": [self._addresses[name] for name in (group[1], group[0])],
             "port": ready[group[0]]["port"],
             "limit": self._limit + ranks * _CONNECTING,
+            "collectives": ["all_reduce"],
             "sizes": SIZES,
             "seconds": self._seconds / len(SIZES),
             "longest": self._seconds / len(SIZES),
         }
 
     def _figures(self, names: Sequence[str]) -> Collective:
-        order, (*_, (size, seconds)) = self._orders[names[0]], self._answers[names[0]]["cells"]
+        order, (*_, (_, size, seconds)) = self._orders[names[0]], self._answers[names[0]]["cells"]
         busbw = bus_bandwidth(size, seconds, order["ranks"])
         return Collective(tuple(names), order["backend"], order["ranks"], size, seconds, busbw)
 

@@ -14,10 +14,13 @@ IMPORT = 120.0
 
 
 class TorchChild(Processes):
-    """One process of `hpcrun.network.torch_rank`: its answers, and its end."""
+    """One process of `hpcrun.network.torch_rank`: its answers, and its end. ``env``: further variables."""
 
-    def __init__(self, program: Sequence[str] = PROGRAM) -> None:
-        super().__init__([(program, os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"})])
+    def __init__(
+        self, program: Sequence[str] = PROGRAM, env: Mapping[str, str] | None = None
+    ) -> None:
+        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+        super().__init__([(program, {**os.environ, **quiet, **(env or {})})])
         self.answers: list[dict[str, Any]] = []
 
     def wait(self, stages: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -53,13 +56,22 @@ class NodeRanks:
         self._program = program
         self._started: list[TorchChild] = []
 
-    def prepare(self) -> dict[str, Any]:
-        """Start a rank for each GPU, or one; return the GPUs and the port of rank 0, or a problem."""
+    def prepare(
+        self, count: int | None = None, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Start the ranks; return the GPUs, the versions and the port of rank 0, or a problem.
+
+        Args:
+            count: number of ranks; None: one for each GPU, or one.
+            env: variables that are set in addition.
+        """
         self.close()
         end = time.monotonic() + IMPORT
-        self._started = [TorchChild(self._program)]
+        self._started = [TorchChild(self._program, env) for _ in range(count or 1)]
         first = self._started[0].wait(("here",), IMPORT)
-        self._started += [TorchChild(self._program) for _ in range(first.get("gpus", 0) - 1)]
+        if count is None:
+            more = first.get("gpus", 0) - 1
+            self._started += [TorchChild(self._program, env) for _ in range(more)]
         seen = [rank.wait(("here",), end - time.monotonic()) for rank in self._started]
         return next((one for one in seen if one["stage"] != "here"), first)
 

@@ -1,8 +1,8 @@
 """A process with torch for the checks of a node: ``python -m hpcrun.network.torch_rank``.
 
 The process first prints a line with its versions, the number of GPUs, and the port on which it would listen
-as rank 0. Then it reads one order from standard input, a matrix product or an all-reduce, and prints
-its progress. The agent ends a process that hangs.
+as rank 0. Then it reads one order from standard input, a matrix product or collectives, and prints its
+progress. The agent ends a process that hangs.
 """
 
 import datetime
@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
+import warnings
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from hpcrun.devices import accelerator, vendor
+from hpcrun.network.measurements import MIB
 from hpcrun.ranks.addresses import listen, wanted_ports
 from hpcrun.ranks.interfaces import gloo_interface
 
 _SIZE = 512
 # Large enough that the launch time of the kernel does not matter.
 _TIMED_SIZE, _TIMED, _WARM_UP = 4096, 20, 5
-# Calls of an all-reduce.
+# Calls of a collective.
 _WARM, _FEWEST_CALLS, _MOST_CALLS = 2, 3, 200
 _VALUE = 2.0
 
@@ -105,8 +107,8 @@ def _product_seconds(device: torch.device) -> float:
     return (time.perf_counter() - began) / _TIMED
 
 
-def _measured(order: Mapping[str, Any], listening: int | None) -> list[tuple[int, float]]:
-    """Join the group; return bytes and seconds of an all-reduce, for each size."""
+def _measured(order: Mapping[str, Any], listening: int | None) -> list[tuple[str, int, float]]:
+    """Join the group; return name, bytes and seconds of a call, for each collective and size."""
     limit = datetime.timedelta(seconds=order["limit"])
     device = torch.device("cpu")
     if order["backend"] == "nccl":
@@ -131,24 +133,36 @@ def _measured(order: Mapping[str, Any], listening: int | None) -> list[tuple[int
     )
     dist.barrier()
     _say(stage="joined")
+    # The newer names of these calls are not in the oldest torch that is supported.
+    warnings.simplefilter("ignore", FutureWarning)
     found = list(_cells(order, device))
     dist.barrier()
     # srun mixes long lines of several tasks.
     return found if order["rank"] == 0 else []
 
 
-def _cells(order: Mapping[str, Any], device: torch.device) -> Iterator[tuple[int, float]]:
-    """Yield the times of an all-reduce, until a call of the next size would take too long."""
+def _cells(order: Mapping[str, Any], device: torch.device) -> Iterator[tuple[str, int, float]]:
+    """Yield the times of each collective, until a call of the next size would take too long."""
     sizes = order["sizes"]
-    for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
-        seconds = _timed(size, order, device)
-        yield size, seconds
-        if seconds * following / size > order["longest"]:
-            break
+    for collective in order["collectives"]:
+        for size, following in zip(sizes, [*sizes[1:], 0], strict=True):
+            try:
+                real, seconds = _timed(collective, size, order, device)
+            except RuntimeError as error:
+                # Where no rank has begun the call, all ranks come here.
+                if "not support" not in str(error).lower():
+                    raise
+                break
+            yield collective, real, seconds
+            # Below 1 MiB a call's time does not grow with the size.
+            if size >= MIB and seconds * following / size > order["longest"]:
+                break
 
 
-def _timed(size: int, order: Mapping[str, Any], device: torch.device) -> float:
-    """Return the lower quartile of the seconds of some calls with ``size`` bytes.
+def _timed(
+    collective: str, size: int, order: Mapping[str, Any], device: torch.device
+) -> tuple[int, float]:
+    """Return the bytes of the whole array, and the lower quartile of the seconds of some calls.
 
     A call takes as long as on the slowest rank. Other work on the node only makes calls longer, so the lower
     quartile varies less.
@@ -157,27 +171,37 @@ def _timed(size: int, order: Mapping[str, Any], device: torch.device) -> float:
         ValueError: the first call has a wrong result.
     """
     ranks = order["ranks"]
-    values = torch.full((size // 4,), _VALUE, device=device)
+    # As nccl-tests has it: each rank's share has the same number of elements.
+    share = max(1, size // 4 // ranks)
+    count = size // 4 if collective == "all_reduce" else share * ranks
+    whole = torch.full((count,), _VALUE, device=device)
+    part = torch.full((share,), _VALUE, device=device)
+    # In place, as a training does; the values grow, and only those of the first call are compared.
+    calls: dict[str, tuple[Callable[[], object], torch.Tensor, int]] = {
+        "all_reduce": (lambda: dist.all_reduce(whole), whole, ranks),
+        "all_gather": (lambda: dist.all_gather_into_tensor(whole, part), whole, 1),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(part, whole), part, ranks),
+    }
+    call, result, factor = calls[collective]
 
     def seconds_of(repeats: int) -> float:
         dist.barrier()
         accelerator.synchronize(device)
         begun = time.perf_counter()
         for _ in range(repeats):
-            # In place, as a training does; only the values of the first call are compared.
-            dist.all_reduce(values)
+            call()
         accelerator.synchronize(device)
         return (time.perf_counter() - begun) / repeats
 
     first = _most(seconds_of(1), device)
-    if _most(int((values != _VALUE * ranks).sum()), device):
-        raise ValueError(f"the all-reduce over {ranks} ranks has a wrong result")
+    if _most(int((result != _VALUE * factor).sum()), device):
+        raise ValueError(f"the {collective} over {ranks} ranks has a wrong result")
     usual = _most(seconds_of(_WARM if first < order["seconds"] else 1), device)
     repeats = int(min(_MOST_CALLS, max(_FEWEST_CALLS, order["seconds"] / max(usual, 1e-7))))
     times = torch.tensor([seconds_of(1) for _ in range(repeats)], dtype=torch.float64)
     slowest = times.to(device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(sorted(slowest.tolist())[repeats // 4])
+    return whole.numel() * 4, sorted(slowest.tolist())[repeats // 4]
 
 
 def _most(value: float, device: torch.device) -> float:

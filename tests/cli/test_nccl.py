@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.ranks.interfaces import own_interfaces
 from tests import jobs
 
 CLEAN = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=eth0"}
@@ -66,6 +67,11 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
         (["lint", "--nccl", "new"], "2.27.5"),
         (["lint", "nothing.sh"], "nothing.sh"),
         (["advise", "train.sh"], "only lint does"),
+        (["tune"], "--local 2"),
+        (["tune", "--local", "1"], "2 to 64"),
+        (["tune", "--local", "2", "--sizes", "8:x"], "--sizes 8:x"),
+        (["tune", "--local", "2", "--seconds", "0"], "--seconds 0"),
+        (["tune", "train.sh"], "only lint does"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -104,3 +110,20 @@ def test_a_submission_names_the_errors_of_its_environment(folder: Path) -> None:
     assert "look at NCCL_DEBUG: `hpcrun nccl lint` says why" in text
     replaced = told("task=probe:Probe", "job.env.NCCL_IB_TIMEOUT=22", NCCL_IB_TIMEOUT="50")
     assert "NCCL" not in replaced
+
+
+def test_tune_reports_the_trials_of_this_machine(tmp_path: Path) -> None:
+    names = list(own_interfaces())
+    if len(names) != 1:
+        pytest.skip(f"this machine has {len(names)} interfaces")
+    # No interface remains to try: the default stays, whatever load the machine has.
+    done = jobs.hpcrun(
+        *("nccl", "tune", "--local", "2", "--backend", "gloo", "--collectives", "all_reduce"),
+        *("--sizes", "8:1K:128", "--seconds", "0.01", "--deterministic"),
+        "--json",
+        cwd=tmp_path,
+        env={"GLOO_SOCKET_IFNAME": names[0]},
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["env"], report["ranks"], report["backend"]) == ({}, 2, "gloo")

@@ -14,7 +14,7 @@ from hpcrun.network.measurements import MIB, Collective, NetworkMeasurements, bu
 from hpcrun.network.netcheck import Check, Options, isolate
 from hpcrun.network.torch_child import NodeRanks
 
-FIGURES = {"stage": "done", "cells": [[MIB, 1e-3], [4 * MIB, 0.01]]}
+FIGURES = {"stage": "done", "cells": [["all_reduce", MIB, 1e-3], ["all_reduce", 4 * MIB, 0.01]]}
 BUSBW = bus_bandwidth(4 * MIB, 0.01, 4)
 
 

@@ -176,3 +176,14 @@ def test_a_batch_script_checks_its_own_nodes(whole: SlurmCluster) -> None:
     assert whole.wait_state(job) == "COMPLETED"
     text = (whole.shared / f"netcheck-{job}.out").read_text()
     assert "nothing is wrong" in text
+
+
+@pytest.mark.slow
+def test_a_search_for_settings_runs_in_an_allocation(whole: SlurmCluster) -> None:
+    tune = ["hpcrun", "nccl", "tune", "--backend", "gloo", "--collectives", "all_reduce"]
+    words = ["salloc", "-N2", "--ntasks-per-node=1", whole.python, "-m", *tune]
+    words += ["--sizes", "8:1K:128", "--seconds", "0.01", "--json"]
+    done = whole.run(words, env=environment(whole), check=False, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["ranks"], report["nodes"], report["env"]) == (2, 2, {})

@@ -5,6 +5,8 @@
   hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
   hpcrun nccl lint RUN         the settings of a submitted run
   hpcrun nccl advise           advice for this node, with the reasons
+  hpcrun nccl tune             measure collectives, here or in a job, and
+                               keep a setting that is significantly faster
 
 `lint` exits with code 1 if it finds an error. For the nodes of an allocation:
 `srun --ntasks-per-node=1 --label hpcrun nccl advise`.
@@ -12,13 +14,25 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.cli.arguments import add_runs_dir, find_run_instead, require_subcommand, runs_dir
+from tqdm import tqdm
+
+from hpcrun.cli.arguments import (
+    add_local,
+    add_runs_dir,
+    find_run_instead,
+    require_local,
+    require_subcommand,
+    runs_dir,
+)
 from hpcrun.cli.output import plural, print_json
 from hpcrun.config.layers import file_layer
+from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
+from hpcrun.network import agents, tune
 from hpcrun.network.nccl import advise as advice
 from hpcrun.network.nccl.lint import (
     NcclFinding,
@@ -29,16 +43,17 @@ from hpcrun.network.nccl.lint import (
 )
 from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
-from hpcrun.printing import say, say_aside
+from hpcrun.printing import escaped, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
 
+_START = 300.0
 _MAX_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.usage = "hpcrun nccl lint|advise [options] [WHAT]"
-    parser.add_argument("what", metavar="lint|advise", nargs="?", help="what to do")
+    parser.usage = "hpcrun nccl lint|advise|tune [options] [WHAT]"
+    parser.add_argument("what", metavar="lint|advise|tune", nargs="?", help="what to do")
     parser.add_argument(
         "target",
         metavar="WHAT",
@@ -56,11 +71,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--notes", action="store_true", help="print notes too, not only errors and warnings"
     )
+    group = parser.add_argument_group("tune")
+    add_local(group, "N ranks on this machine instead of an allocation")
+    group.add_argument(
+        "--backend", choices=("nccl", "gloo"), help="default: nccl with GPUs, else gloo"
+    )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="only settings that keep the order of addition",
+    )
+    group.add_argument(
+        "--sizes",
+        default="8:1G:16",
+        metavar="A:B:F",
+        help="bytes from A to B, by factor F (default: 8:1G:16)",
+    )
+    group.add_argument(
+        "--collectives",
+        nargs="+",
+        choices=tune.COLLECTIVES,
+        metavar="NAME",
+        default=tune.COLLECTIVES,
+        help=f"{', '.join(tune.COLLECTIVES)} (default: all)",
+    )
+    group.add_argument(
+        "--seconds",
+        type=float,
+        default=tune.Grid.seconds,
+        metavar="S",
+        help=f"seconds per size in a trial (default {tune.Grid.seconds:g})",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``lint`` or ``advise``."""
-    commands = {"lint": _lint, "advise": _advise}
+    """Run ``lint``, ``advise`` or ``tune``."""
+    commands = {"lint": _lint, "advise": _advise, "tune": _tune}
     what = require_subcommand("nccl", arguments.what, [*commands], "check")
     if arguments.nccl is not None and not is_version(arguments.nccl):
         raise UserError(f"--nccl {arguments.nccl}: should be a version such as 2.27.5")
@@ -153,3 +199,70 @@ def _advise(arguments: argparse.Namespace) -> int:
                 f"hpcrun: this shell has {line.name}={os.environ[line.name]}, not {line.value}"
             )
     return 0
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    """Search for faster settings for the collectives of this allocation or machine, and print them."""
+    _require_sense(arguments)
+    gpus = visible_gpus(os.environ)
+    if arguments.backend == "nccl" and not gpus:
+        raise UserError("--backend nccl: no GPU is visible here; use --backend gloo")
+    grid = tune.Grid(
+        arguments.backend or ("nccl" if gpus else "gloo"),
+        arguments.collectives,
+        tune.sizes_of(arguments.sizes),
+        seconds=arguments.seconds,
+    )
+    begin, names, count = _place(arguments, gpus)
+    nodes = agents.start(begin, names, _START)
+    try:
+        crew = tune.TuneNodes(nodes, count)
+        with tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar:
+
+            def trial(env: tune.Env) -> tune.Trial:
+                measured = crew.trial(env, grid)
+                bar.update()
+                return measured
+
+            found = tune.search(
+                trial,
+                tune.knobs_for(
+                    grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
+                ),
+                lambda text: bar.set_description(escaped(text)),
+            )
+    finally:
+        nodes.close()
+    if all(one.problem for one in found.default) and not found.env:
+        raise UserError(f"no collective could be measured: {found.default[0].problem}")
+    if arguments.json:
+        facts = {"backend": grid.backend, "ranks": crew.ranks, "nodes": len(names)}
+        print_json(facts | tune.as_data(found))
+    else:
+        where = "this machine" if arguments.local is not None else f"{len(names)} nodes"
+        say(f"{grid.backend}, {crew.ranks} ranks, {where}", *tune.finding_lines(found))
+    return 0
+
+
+def _require_sense(arguments: argparse.Namespace) -> None:
+    require_local(arguments.local, 2)
+    if not 0 < arguments.seconds < 3600:
+        raise UserError(f"--seconds {arguments.seconds:g}: should be above 0 seconds")
+
+
+def _place(arguments: argparse.Namespace, gpus: int) -> tuple[agents.Begin, Sequence[str], int]:
+    """Return the function that starts the agents, the names of the nodes, and the ranks on each."""
+    if arguments.local is not None:
+        return agents.here, ["127.0.0.1"], arguments.local
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError(
+            "nccl tune runs in an allocation (salloc, sbatch); on one machine, give the number of ranks, "
+            "such as --local 2"
+        )
+    nodes = step_hosts(os.environ)
+    tasks = gpus or 1
+    if len(nodes) * tasks < 2:
+        raise UserError(
+            "this allocation has one rank, so nothing is sent; request more nodes, or use --local 2"
+        )
+    return agents.on_slurm(), nodes, tasks
