@@ -1,7 +1,11 @@
 """The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL."""
 
+import contextlib
+import json
+import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from hpcrun.errors import NodeUnfit
 from hpcrun.ranks.addresses import (
@@ -10,9 +14,12 @@ from hpcrun.ranks.addresses import (
     is_loopback,
     is_only_loopback,
     is_sound,
+    listen,
     outward_address,
 )
+from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.launchers import LOOPBACK, in_local_cluster, step_hosts
+from hpcrun.run.endings import node_name
 
 
 def own_interfaces() -> dict[str, list[str]]:
@@ -142,3 +149,70 @@ def gloo_interface(
     if name is None or (sound and by_address.get(bound or "") == name):
         return {}
     return {"GLOO_SOCKET_IFNAME": name}
+
+
+def nccl_interface(
+    environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]
+) -> str | None:
+    """Return the interface with which NCCL connects the ranks; None if NCCL finds none.
+
+    Source: ``ncclFindInterfaces`` in NCCL's ``src/misc/socket.cc``.
+    """
+    given = environ.get("NCCL_SOCKET_IFNAME")
+    for wanted in [given] if given else ["ib", "^docker,lo,virbr", "docker,lo,virbr"]:
+        chosen = chosen_interfaces(wanted, interfaces)
+        if chosen:
+            return next(name for name in interfaces if name in chosen)
+    return None
+
+
+_NEXT = 64
+"""The most nodes that a node tries, in the order of the nodes: each one costs a thread for seconds."""
+
+
+class NodeLinks:
+    """Connections to other nodes by TCP, tried after a hang in NCCL's connection, since NCCL names no node.
+
+    The first rank of each node listens while NCCL connects. Other ranks and single nodes do nothing.
+    """
+
+    def __init__(self, config: DistributedConfig) -> None:
+        self._node = config.node_rank
+        near = range(self._node + 1, self._node + min(_NEXT + 1, config.num_nodes))
+        self._others = [node % config.num_nodes for node in near if config.local_rank == 0]
+
+    @contextlib.contextmanager
+    def open(self, write: Callable[[str, str], None]) -> Iterator[None]:
+        """Listen within the block; ``write`` publishes the address as the note of a key."""
+        interfaces = own_interfaces() if self._others else {}
+        name = nccl_interface(os.environ, interfaces)
+        if name is None:
+            yield
+            return
+        with listen([0]) as listener:
+            port = listener.getsockname()[1]
+            write(f"link/{self._node}", json.dumps([node_name(), name, interfaces[name][0], port]))
+            yield
+            write(f"link/{self._node}", "")
+
+    def broken(self, read: Callable[[str], str | None], patience: float) -> dict[str, str] | None:
+        """Return the nodes that do not accept a connection, with the address of each; None: nothing to try.
+
+        Args:
+            read: returns the note of a key; nothing of a node that does not listen.
+            patience: seconds for all connections, which are tried at the same time.
+        """
+        notes = [note for node in self._others if (note := read(f"link/{node}"))]
+        if not notes:
+            return None
+
+        def error(note: str) -> tuple[str, str] | None:
+            host, name, address, port = json.loads(note)
+            try:
+                socket.create_connection((address, port), patience).close()
+            except OSError as error:
+                return host, f"{address} (interface {name}: {error.strerror or error})"
+            return None
+
+        with ThreadPoolExecutor(len(notes)) as pool:
+            return dict(filter(None, pool.map(error, notes)))

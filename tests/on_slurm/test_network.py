@@ -124,6 +124,55 @@ def test_a_node_that_refuses_connections_is_named(whole: SlurmCluster) -> None:
     assert named(report) == [("refuses", ["node2"])]
 
 
+LINKS = """
+import json, sys, time
+from pathlib import Path
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.interfaces import NodeLinks
+
+folder, node, nodes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+def write(key, value):
+    (folder / (key.replace("/", "-") + ".new")).write_text(value)
+    (folder / (key.replace("/", "-") + ".new")).rename(folder / key.replace("/", "-"))
+
+def read(key):
+    path = folder / key.replace("/", "-")
+    return path.read_text() if path.exists() else None
+
+place = dict(world_size=nodes, rank=node, num_nodes=nodes, node_rank=node, num_gpus_per_node=1)
+links = NodeLinks(DistributedConfig(**place))
+with links.open(write):
+    while not all(read(f"link/{other}") for other in range(nodes)):
+        time.sleep(0.05)
+    print(json.dumps(links.broken(read, 2.0)), flush=True)
+    write(f"done/{node}", "1")
+    while not all(read(f"done/{other}") for other in range(nodes)):
+        time.sleep(0.05)
+"""
+
+
+def test_a_start_of_nccl_names_the_link_that_drops_packets(whole: SlurmCluster) -> None:
+    folder, nodes = whole.shared / "links", whole.nodes[:3]
+    folder.mkdir()
+    folder.chmod(0o777)
+    known = planted_faults.addresses(whole)
+    rule = f"ip saddr {known['node1']} tcp flags & (syn | ack) == syn tcp dport != 6818 drop"
+    with planted_faults.rules(whole, "node2", "input", rule):
+        started = [
+            whole.popen(
+                [whole.python, "-c", LINKS, str(folder), str(number), str(len(nodes))],
+                host=node,
+                env=environment(whole),
+            )
+            for number, node in enumerate(nodes)
+        ]
+        ended = [one.communicate(timeout=120) for one in started]
+    found = [json.loads(out) if out else err for out, err in ended]
+    address = f"{known['node2']} (interface eth0: timed out)"
+    assert found == [{"node2": address}, {}, {}]
+
+
 @pytest.mark.slow
 def test_a_silent_node_gets_a_finding_without_a_hang(whole: SlurmCluster) -> None:
     words = ["-m", "hpcrun", "netcheck", "--json", *SHORT]

@@ -125,6 +125,23 @@ def test_work_outside_steps_is_named_with_its_key() -> None:
     assert key not in judge_hang(answers, HOSTS[:2], 5.0, 300.0).line
 
 
+def test_the_node_of_most_broken_links_is_named() -> None:
+    broken = [
+        {},
+        {},
+        {"n0": "10.0.0.1 (interface ib0: x)", "n1": "10.0.0.2 (interface ib0: x)"},
+        None,
+    ]
+    broken[1]["n2"] = "10.0.0.3 (interface ib0: timed out)"
+    answers = {
+        rank: replace(answer(None), host=f"n{rank}", doing=CONNECTING, broken=found)
+        for rank, found in enumerate(broken)
+    }
+    line = judge_hang(answers, HOSTS, 5.0, 300.0).line
+    assert "; node n1 cannot connect to node n2 at 10.0.0.3 (interface ib0: timed out); " in line
+    assert "; n2 is in 3 of 3 such pairs; check the firewall, " in line
+
+
 def test_a_first_step_or_save_may_take_longer() -> None:
     limits = StallLimits.of(300.0, 1800.0, 1e6)
     position = Position(start=40)

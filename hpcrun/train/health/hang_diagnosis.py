@@ -8,7 +8,8 @@ import contextlib
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ class RankPosition:
 
     ``idle``: seconds since its last progress. ``at``: the innermost line of its main thread outside torch.
     ``begun``: the latest collectives that it started in each of its process groups, by number, in order;
-    empty before the first.
+    empty before the first. ``broken``: the nodes that this rank's node cannot reach, and their addresses;
+    None: not tried.
     """
 
     host: str
@@ -37,6 +39,7 @@ class RankPosition:
     idle: float
     at: str
     begun: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
+    broken: Mapping[str, str] | None = None
 
     def as_record(self) -> dict[str, Any]:
         """Return plain data; ``RankPosition(**data)`` restores the object."""
@@ -85,11 +88,7 @@ def judge_hang(
             "blocks, ddp: gradients of the same parameters)"
         )
     if any(it.doing == CONNECTING for it in answers.values()):
-        phrases += [
-            "NCCL cannot connect the GPUs: `hpcrun netcheck` names a bad link; job.env.NCCL_DEBUG=INFO shows "
-            "NCCL's reason",
-            "if this start needs more time, raise train.connect_timeout",
-        ]
+        phrases += _unconnected(answers.values())
     elif all(it.doing != TRAINING for it in answers.values()):
         phrases.append("if this work needs more time, raise train.hang_start")
     first_rank = next(iter([*silent, *behind]), 0 if len(hosts) == 1 else None)
@@ -101,6 +100,27 @@ def judge_hang(
         step=step,
         line=f"no progress for {idle:.0f} s {where}: {'; '.join(phrases)}",
     )
+
+
+def _unconnected(answers: Collection[RankPosition]) -> list[str]:
+    """Name a pair of nodes that cannot connect, and the node that most such pairs have; and the remedies."""
+    tried = [it for it in answers if it.broken is not None]
+    pairs = [(it.host, host, at) for it in tried for host, at in (it.broken or {}).items()]
+    log = "set job.env.NCCL_DEBUG=INFO and look for the first WARN"
+    if not pairs:
+        by_tcp = ", but TCP connects the nodes" if tried else ""
+        words = [f"NCCL cannot connect the GPUs{by_tcp}: {log}"]
+    else:
+        counts = Counter(host for one, other, _ in pairs for host in (one, other))
+        worst, count = counts.most_common(1)[0]
+        one, other, at = next(pair for pair in pairs if worst in pair[:2])
+        words = [f"node {one} cannot connect to node {other} at {at}"]
+        if len(pairs) > 1:
+            words.append(f"{worst} is in {count} of {len(pairs)} such pairs")
+        words.append(
+            "check the firewall, name another network (job.interface), or exclude a node (job.exclude)"
+        )
+    return [*words, "if this start needs more time, raise train.connect_timeout"]
 
 
 def _late(answers: Mapping[int, RankPosition]) -> list[int]:

@@ -27,6 +27,7 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.interfaces import NodeLinks
 from hpcrun.ranks.launchers import scheduler
 from hpcrun.ranks.signals import kill_helpers
 from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
@@ -38,7 +39,7 @@ from hpcrun.run.stacks import Answering, Mailbox, own_stacks
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
-from hpcrun.train.position import COMPILING, PROFILING, Position
+from hpcrun.train.position import COMPILING, CONNECTING, PROFILING, Position
 
 Store = Any
 """torch's key-value store; each request may raise RuntimeError if the store is gone."""
@@ -125,6 +126,8 @@ class PeerFailure:
 
 
 _TORCH = f"{os.sep}torch{os.sep}"
+_CONNECT = 2.0
+"""Seconds for a connection to another node: a lost segment is sent again after one second."""
 
 _AWAITED = frozenset({COMPILING, PROFILING})
 """Work of a single rank, for which the other ranks may wait in a step."""
@@ -148,18 +151,20 @@ class Watchdog:
         store: Store | None,
         on_exit: Callable[[], None],
         resumed: Callable[[float], None] = lambda _: None,
+        links: NodeLinks | None = None,
         blind: bool = False,
     ) -> None:
         """Watch ``position``.
 
         Args:
             ranks: this rank, and the number of ranks; the watchdog uses the store instead of a group.
+            links: tried after a hang in NCCL's connection.
             resumed: called after a suspension of this rank, with its seconds.
         """
         self._position, self._limits = position, limits
         self._folder, self._rank, self._world_size = folder, ranks.rank, ranks.world_size
         self._peers, self._on_exit, self._resumed = Peers(store), on_exit, resumed
-        self._blind = blind
+        self._links, self._blind = links, blind
         self._host = node_name()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hpcrun-watchdog", daemon=True)
@@ -200,6 +205,12 @@ class Watchdog:
             self._stacks.close()
             # The file is empty: the watchdog never returns from an alarm.
             stacks_path(self._folder, self._rank).unlink(missing_ok=True)
+
+    def at(self, work: str) -> contextlib.AbstractContextManager[None]:
+        """Let the other nodes try to connect to this node within the block, if ``work`` is `CONNECTING`."""
+        if self._links is None or work != CONNECTING:
+            return contextlib.nullcontext()
+        return self._links.open(self._peers.write)
 
     def _watch(self) -> None:
         seen, since = self._position.place(), time.monotonic()
@@ -246,6 +257,13 @@ class Watchdog:
             # The hang may be in the store itself, so the watchdog process stays armed.
             self._helper.postpone(self._limits.alarm)
         step, doing, _ = self._position.place()
+        broken = None
+        # Before the alarm, after which the ranks have little time to answer.
+        if self._links is not None and doing == CONNECTING:
+            with contextlib.suppress(RuntimeError):  # The store may be gone.
+                broken = self._links.broken(
+                    self._peers.read, min(_CONNECT, self._limits.answer / 2)
+                )
         first = self._raise_alarm()
         print(
             f"hpcrun: rank {self._rank} on {self._host}: step {step}, {doing}, "
@@ -261,6 +279,7 @@ class Watchdog:
             idle,
             _main_place(),
             flight_recorder.dump(self._folder, self._rank),
+            broken,
         )
         self._peers.write(f"answer/{self._rank}", json.dumps(mine.as_record()))
         if first:
@@ -369,6 +388,7 @@ def watching(
         store=process_group.second_store(distributed, f"hang-{attempt.owner}"),
         on_exit=on_exit,
         resumed=resumed,
+        links=NodeLinks(distributed),
         blind=distributed.backend == "nccl",
     )
 
@@ -377,6 +397,7 @@ def watching(
         # A collective that times out before the watchdog names no rank, and counts as a crash.
         with (
             process_group.waiting_at_least(limits.end(work)),
+            watchdog.at(work),
             position.at(work) as advance,
         ):
             yield advance
