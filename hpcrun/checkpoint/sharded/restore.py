@@ -242,7 +242,8 @@ class _Load:
                 f"{world_size}: the ranks' random states are not restored"
             )
         shared = join(self._skeleton, self._tensors)
-        return Restored(manifest.step, shared, self._own, dict(manifest.meta), tuple(notes))
+        step, meta = manifest.step, dict(manifest.meta)
+        return Restored(step, shared, self._own, meta, tuple(notes), committed=step)
 
 
 class _Report(NamedTuple):
