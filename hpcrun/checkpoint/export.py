@@ -85,7 +85,7 @@ def export_model(
     model = StoredModel(store, step, averaged=averaged)
     if kind == "safetensors":
         _require_tensors(model, target)
-    # A folder: safetensors makes a temporary file of its own next to the file.
+    # A folder: safetensors makes another temporary file next to the file.
     with explained("be written", target), draft_folder(target) as folder:
         draft = folder / target.name
         try:

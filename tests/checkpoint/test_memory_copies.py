@@ -30,7 +30,7 @@ def save(saving, rank, step, *, in_memory=False, size=1000):
     own = {"rank": rank, "step": step}
     saving.start(step, shared, own, {"step": step}, lambda _: True, disk=not in_memory)
     (outcome,) = saving.wait()
-    dist.barrier()  # every rank has told its keeper
+    dist.barrier()  # every rank has written to its keeper
     assert outcome.ok
     return outcome
 
@@ -43,7 +43,7 @@ def save_twice(folder, client, rank):
 
 
 def restored(folder, client, **options):
-    """Restore as a new attempt; return the result, whose parts must belong to one step."""
+    """Restore as a new attempt; the parts of the result must belong to one step."""
     found = engine(folder, client, **options).restore(nothing)
     agreed((found.step, found.notes, found.snapshot))
     assert (found.shared["weights"] == found.step).all()

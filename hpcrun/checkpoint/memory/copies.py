@@ -264,7 +264,7 @@ def _drop_others(client: KeeperClient, snapshot: str = "") -> None:
 
 
 def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
-    """Return the ranks of the node before this rank's node, of which this rank copies the files."""
+    """Return the ranks of the previous node from which this rank copies files."""
     nodes = list(dict.fromkeys(report.keeper for report in everyone))
     if len(nodes) == 1:
         return []
