@@ -85,7 +85,7 @@ def export_model(
     model = StoredModel(store, step, averaged=averaged)
     if kind == "safetensors":
         _require_tensors(model, target)
-    # A folder: safetensors makes a temporary file of its own next to the file.
+    # A folder: safetensors makes another temporary file next to the file.
     with explained("be written", target), draft_folder(target) as folder:
         draft = folder / target.name
         try:
@@ -195,7 +195,7 @@ def write_shards(
 def write_dcp(state: dict[str, Any], folder: Path) -> None:
     """Write a checkpoint that ``torch.distributed.checkpoint.load`` reads into ``model.state_dict()``."""
     writer = FileSystemWriter(folder, thread_count=1)
-    planner = DefaultSavePlanner(flatten_state_dict=False)
+    planner = DefaultSavePlanner()
     # Not dcp.save(): its CheckpointException, a BaseException, would hide the cause.
     writer.reset(folder)
     planner.set_up_planner(state, writer.storage_meta(), is_coordinator=True)

@@ -98,10 +98,7 @@ def require_step(step: Any) -> int:
         TypeError: ``step`` is not an integer.
         CheckpointError: ``step`` is negative.
     """
-    try:
-        whole = index(step)
-    except TypeError:
-        raise TypeError(f"step={step!r}: not a whole number of steps") from None
+    whole = index(step)
     if whole < 0:
         raise CheckpointError(f"step {whole}: cannot be negative")
     return whole

@@ -8,21 +8,12 @@ as much time as had passed before. An interval needs only a few small collective
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from hpcrun.ranks.collective import Ranks
 
 # Seconds that a save is assumed to cost before the first measurement.
 _FIRST_GUESS = 5.0
 _SHORTEST, _LONGEST = 30.0, 7200.0
-
-
-class SaveInterval(Protocol):
-    """A rule for when to save. Every rank calls it after every step, because it may be collective."""
-
-    def due(self, done: int) -> bool:
-        """Return True if a save is due after ``done`` steps; the same on all ranks."""
-        ...
 
 
 class EverySteps:
@@ -80,6 +71,10 @@ class EverySeconds:
         if pace > 0:
             ahead = min(ahead, int(left / pace / 2))
         return False, done + max(1, ahead)
+
+
+SaveInterval = EverySteps | EverySeconds
+"""A rule for when to save. Every rank calls it after every step, because it may be collective."""
 
 
 def young(cost: tuple[float, float] | None, failure_seconds: float) -> float:

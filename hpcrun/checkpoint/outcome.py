@@ -37,8 +37,11 @@ class SaveOutcome:
 class Restored:
     """Result of a restore: the shared state, the state of this rank, and notes for the user.
 
-    ``own`` is None if the number of ranks has changed. ``notes`` names every damaged file that was found,
-    the same on all ranks. ``memory`` is None if the state was read from disk.
+    Attributes:
+        own: the state of this rank; None if the number of ranks has changed.
+        notes: every damaged file that was found; the same on all ranks.
+        committed: the newest step on disk; None if there is none.
+        snapshot: time in unix seconds of a state from the memory of the nodes; None: a state from disk.
     """
 
     step: int
@@ -46,22 +49,5 @@ class Restored:
     own: dict[str, Any] | None
     meta: dict[str, Any]
     notes: tuple[str, ...]
-    memory: "FromMemory | None" = None
-
-    @property
-    def committed(self) -> int | None:
-        """The newest step on disk; None if there is none."""
-        return self.step if self.memory is None else self.memory.committed
-
-
-@dataclass(frozen=True)
-class FromMemory:
-    """Facts about a state that was read from the memory of the nodes.
-
-    Attributes:
-        committed: the newest step on disk; None if there is none.
-        created: time of the snapshot in unix seconds.
-    """
-
     committed: int | None
-    created: float
+    snapshot: float | None = None

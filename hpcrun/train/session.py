@@ -379,9 +379,9 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
 
 def memory_facts(restored: Restored) -> dict[str, Any]:
     """Return what the event ``started`` says about a state from memory, which is no commit."""
-    if restored.memory is None:
+    if restored.snapshot is None:
         return {}
-    return {"on_disk": restored.memory.committed, "snapshot": restored.memory.created}
+    return {"on_disk": restored.committed, "snapshot": restored.snapshot}
 
 
 def stop_reason(

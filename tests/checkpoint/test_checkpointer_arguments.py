@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -215,17 +214,3 @@ def test_a_restarted_job_takes_the_folder_of_its_killed_start(tmp_path, monkeypa
         again.save(1)
         assert again.wait().ok
     assert not (folder / ".lock").exists()
-
-
-def test_a_folder_in_use_on_another_host_is_waited_for(tmp_path):
-    path = tmp_path / ".lock"
-    with Checkpointer(tmp_path, **parts()):
-        lock = json.loads(path.read_text()) | {"space": "other-node-1-2", "host": "node2"}
-    path.write_text(json.dumps(lock))
-    waiting = pytest.warns(CheckpointWarning, match=r"waiting up to 200 s for process \d+ on node2")
-    with waiting as warned, ThreadPoolExecutor(1) as other:
-        started = other.submit(Checkpointer, tmp_path, **parts())
-        while not warned.list:
-            time.sleep(0.01)
-        os.utime(path, (0, 0))  # as if its host had been dead for long
-        assert not started.result().saving

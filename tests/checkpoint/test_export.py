@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from hpcrun.checkpoint.export import export_model
@@ -125,6 +126,7 @@ class Scaled(nn.Linear):
         self.history = state["history"]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_format_refuses_values_that_it_cannot_store(root, tmp_path):
     pytest.importorskip("safetensors.torch")
     model = Scaled(2, 1)
@@ -138,6 +140,12 @@ def test_a_format_refuses_values_that_it_cannot_store(root, tmp_path):
     again = Scaled(2, 1)
     again.history = None
     again.load_state_dict(torch.load(tmp_path / "m.pt", weights_only=True))
+    assert torch.equal(again.history, torch.ones(2))
+    export_model(store, 1, tmp_path / "m", kind="dcp")
+    again.history = torch.zeros(2)
+    state = again.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "m", no_dist=True)
+    again.load_state_dict(state)
     assert torch.equal(again.history, torch.ones(2))
     for step, what in ((1, "_extra_state is not a tensor"), (2, r"phase is torch\.complex128")):
         with pytest.raises(CheckpointError, match=f"{what}, which safetensors .* export to .pt"):

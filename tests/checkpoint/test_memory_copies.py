@@ -30,7 +30,7 @@ def save(saving, rank, step, *, in_memory=False, size=1000):
     own = {"rank": rank, "step": step}
     saving.start(step, shared, own, {"step": step}, lambda _: True, disk=not in_memory)
     (outcome,) = saving.wait()
-    dist.barrier()  # every rank has told its keeper
+    dist.barrier()  # every rank has written to its keeper
     assert outcome.ok
     return outcome
 
@@ -43,9 +43,9 @@ def save_twice(folder, client, rank):
 
 
 def restored(folder, client, **options):
-    """Restore as a new attempt; return the result, whose parts must belong to one step."""
+    """Restore as a new attempt; the parts of the result must belong to one step."""
     found = engine(folder, client, **options).restore(nothing)
-    agreed((found.step, found.notes, found.memory))
+    agreed((found.step, found.notes, found.snapshot))
     assert (found.shared["weights"] == found.step).all()
     assert found.shared["step"] == found.step
     assert found.own == {"rank": folder.rank, "step": found.step}
@@ -183,7 +183,7 @@ def test_a_spoiled_snapshot_in_memory_leads_to_the_disk(folder, rank, spoil, how
             spoil(client, how)
         dist.barrier()
         found = restored(folder, client)
-        assert (found.step, found.memory) == (10, None)
+        assert (found.step, found.snapshot) == (10, None)
         assert len(found.notes) == (told is not None)
         for note in found.notes:
             pattern = f"the copies in memory are not used: .*{told.replace('(', '[(]')}"

@@ -7,7 +7,6 @@ import pytest
 import torch.distributed as dist
 
 from hpcrun.checkpoint.memory import peers
-from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.sharded import commit
 from hpcrun.run.memory_keeper import KeeperClient, new_key, start
 from tests.on_ranks import agreed, ranks
@@ -125,30 +124,3 @@ def test_an_error_of_any_type_leads_all_ranks_to_disk(folder, rank, monkeypatch,
         elif rank == 1:
             monkeypatch.setattr(KeeperClient, "files", broken)
         assert restored(folder, client).step == 10
-
-
-@ranks(2)
-def test_a_save_without_a_copy_leaves_memory_alone(folder, rank):
-    with keepers(rank, 1) as client:
-        saving = engine(folder, client)
-        save(saving, rank, 1)
-        saving.start(2, {}, {}, {}, memory=False)
-        (outcome,) = saving.wait()
-        assert outcome.ok
-        assert stored(client) == {1: FILES}
-        assert folder.names() == ["step-000000001", "step-000000002"]
-
-
-@ranks(2)
-def test_the_seconds_of_a_save_end_at_its_commit(folder, rank, monkeypatch):
-    with keepers(rank, 1) as client:
-        hours, keep = [0.0], MemoryCopies.keep
-
-        def slow(*arguments):
-            hours[0] += 3600
-            return keep(*arguments)
-
-        clock = time.perf_counter
-        monkeypatch.setattr(MemoryCopies, "keep", slow)
-        monkeypatch.setattr(time, "perf_counter", lambda: clock() + hours[0])
-        assert save(engine(folder, client), rank, 1).seconds < 3600 == hours[0]

@@ -58,7 +58,7 @@ def matrices(step):
 
 
 def size(values):
-    """Return the bytes of the large tensors, whose reads are counted."""
+    """Return the bytes of the large tensors; their reads are counted."""
     return sum(value.nbytes for value in values.values() if value.nbytes > LARGE)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import stat
 
 import pytest
@@ -176,3 +177,44 @@ def test_a_step_pruned_during_a_verification_is_no_damage(root):
     reading = CheckpointStore(root, "8-0", fs=Pruning(), patience=0)
     assert verify(reading, [1, 2], lambda *found: reported.append(found[:2])) == []
     assert reported == [(2, None)]
+
+
+def test_too_little_space_is_reported_with_figures_before_any_write(root):
+    class Small(FileSystem):
+        room = 50_000
+
+        def free(self, path):
+            return self.room
+
+    fs = Small()
+    saving = single_rank.engine(root, "7-0", fs)
+    outcome = single_rank.save(saving, 1)
+    assert not outcome.ok
+    figures = re.search(
+        r"a checkpoint needs (\S+) kB \((\S+) kB of tensors, (\S+) kB of other state\); 50\.0 kB are "
+        r"free, (\S+) kB too little; free some space, or lower checkpoint\.keep$",
+        outcome.error,
+    )
+    needs, tensors, other, missing = map(float, figures.groups())
+    assert tensors == 80.1  # 20,000 numbers of four bytes, and seven of eight
+    assert needs == pytest.approx(tensors + other, abs=0.11)
+    assert missing == pytest.approx(needs - 50, abs=0.11)
+    assert not root.exists()
+    fs.room = 10**9
+    assert single_rank.save(saving, 1).ok
+    assert single_rank.save(saving, 2).bytes == pytest.approx(needs * 1000, rel=0.02)
+
+
+def test_a_read_waits_for_a_name_that_appears_late(root):
+    class Late(FileSystem):
+        tries = 0
+
+        def create(self, path):
+            self.tries += 1
+            if self.tries < 4:
+                raise FileNotFoundError(2, os.strerror(2))
+            return super().create(path)
+
+    save(CheckpointStore(root, "7-0", fs=Late()), 1)
+    with pytest.raises(CheckpointError, match="No such file"):
+        save(CheckpointStore(root, "7-0", fs=Late(), patience=0), 2)

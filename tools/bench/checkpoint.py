@@ -124,7 +124,7 @@ class Ways:
 
     def own_again(self) -> None:
         """Write to every page: after a fork, the first write to each page is slow for any process."""
-        for value in [*self.tensors(), *self.copies, self.engine._staging.reserve(1)]:
+        for value in [*self.tensors(), *self.copies, self.engine.staging.reserve(1)]:
             value.view(-1).view(torch.uint8)[::4096] += 0
 
     def tensors(self) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ from hpcrun.checkpoint.memory.peers import (
     host_addresses,
     serving,
 )
-from hpcrun.checkpoint.outcome import FromMemory, Restored
+from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.rank_file import file_name
@@ -164,8 +164,8 @@ class MemoryCopies:
             return None, notes
         at = "none is on disk" if newest is None else f"the newest step on disk is {newest}"
         line = f"step {restored.step} was read from memory ({at})"
-        facts = FromMemory(newest, usable[restored.step])
-        return replace(restored, notes=(*restored.notes, line), memory=facts), notes
+        restored = replace(restored, notes=(*restored.notes, line), committed=newest)
+        return replace(restored, snapshot=usable[restored.step]), notes
 
     def _serving(self) -> contextlib.AbstractContextManager[PeerAddress | None]:
         if self._nodes == 1:
@@ -264,7 +264,7 @@ def _drop_others(client: KeeperClient, snapshot: str = "") -> None:
 
 
 def _sources(everyone: Sequence[NodeMemory], rank: int) -> list[NodeMemory]:
-    """Return the ranks of the node before this rank's node, of which this rank copies the files."""
+    """Return the ranks of the previous node from which this rank copies files."""
     nodes = list(dict.fromkeys(report.keeper for report in everyone))
     if len(nodes) == 1:
         return []

@@ -58,6 +58,12 @@ class CheckpointEngine:
         staging: host memory for the snapshots.
         memory: copies of the snapshots in the memory of the nodes, with their own staging memory.
         timeout: seconds that the ranks' disks may differ before a save is given up.
+
+    Attributes:
+        store: the store of the checkpoints; it remembers proven damage.
+        ranks: the ranks; a call that fails on one of them raises CheckpointError on the others.
+        staging: the host memory of the snapshots.
+        patience: seconds that a rank which leaves waits for a save in which another rank may never take part.
     """
 
     def __init__(
@@ -71,11 +77,11 @@ class CheckpointEngine:
         memory: MemoryCopies | None = None,
         timeout: float = 1800.0,
     ) -> None:
-        self._store, self._memory = store, memory
-        self._staging = staging or Staging()
+        self.store, self._memory = store, memory
+        self.staging = staging or Staging()
         if memory is not None:
-            self._staging = memory.buffers
-        self._ranks = writers = replace(ranks, peer_error=CheckpointError)
+            self.staging = memory.buffers
+        self.ranks = writers = replace(ranks, peer_error=CheckpointError)
         if ranks.world_size > 1:
             limit = datetime.timedelta(seconds=timeout)
             group = new_control_group(timeout=limit, description=WRITERS)
@@ -88,7 +94,6 @@ class CheckpointEngine:
         self._unreported: list[SaveOutcome] = []
         self._begun = False
         self.patience = 60.0
-        """Seconds that a rank which leaves waits for a save in which another rank may never take part."""
 
     def start(
         self,
@@ -133,12 +138,12 @@ class CheckpointEngine:
                 outcome = self._protocol.run(job)
             except Exception as error:  # an exception of a thread would be lost
                 named = isinstance(error, CheckpointError)
-                line = str(error) if named else self._ranks.named(error)
+                line = str(error) if named else self.ranks.named(error)
                 outcome = SaveOutcome(False, step, error=line, in_memory=not disk)
             seconds = time.perf_counter() - began
             outcome = self._protocol.copy(job, outcome)
             if straight:
-                budget, here = amount(self._staging.budget()), amount(_size(job))
+                budget, here = amount(self.staging.budget()), amount(_size(job))
                 note = f"training waited for this save: {here} exceed the memory budget of {budget}"
                 outcome = replace(outcome, notes=(*outcome.notes, note))
             self._ended.append(
@@ -146,7 +151,7 @@ class CheckpointEngine:
                     outcome,
                     seconds=seconds,
                     stalled=seconds if straight else stalled,
-                    staged=self._staging.size,
+                    staged=self.staging.size,
                 )
             )
 
@@ -164,21 +169,6 @@ class CheckpointEngine:
         reported, self._unreported = self._unreported, []
         return reported
 
-    @property
-    def staging(self) -> Staging:
-        """The host memory of the snapshots."""
-        return self._staging
-
-    @property
-    def store(self) -> CheckpointStore:
-        """The store of the checkpoints; it remembers proven damage."""
-        return self._store
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks; a call that fails on one of them raises CheckpointError on the others."""
-        return self._ranks
-
     def require_restored(self, remedy: str) -> None:
         """Require that :meth:`restore` was called, or that the folder has no steps. Collective at first.
 
@@ -189,7 +179,7 @@ class CheckpointEngine:
             CheckpointError: the folder holds steps that this engine did not restore. On all ranks.
         """
         if not self._begun:
-            self._ranks.from_rank_0(lambda: self._store.require_none(remedy))
+            self.ranks.from_rank_0(lambda: self.store.require_none(remedy))
             self._begun = True
 
     @property
@@ -229,9 +219,9 @@ class CheckpointEngine:
         restored: Restored | None = None
         notes: list[str] = []
         if self._memory is not None and not self._begun and not skip:
-            restored, notes = self._memory.restore(self._store, self._ranks, template)
+            restored, notes = self._memory.restore(self.store, self.ranks, template)
         if restored is None:
-            restored = restore.restore(self._store, self._ranks, template, skip)
+            restored = restore.restore(self.store, self.ranks, template, skip)
         if restored is None and notes:
             # Parts of the failed restore may be in the tensors, and nothing replaces them.
             raise RuntimeError(
@@ -255,7 +245,7 @@ class CheckpointEngine:
         alike: Callable[[str], bool],
         trouble: Exception | None,
     ) -> SaveJob:
-        ranks = self._ranks
+        ranks = self.ranks
         skeleton: Any = None
         tensors: dict[str, torch.Tensor] = {}
         blobs: dict[str, bytes] = {}
@@ -282,16 +272,16 @@ class CheckpointEngine:
             if trouble is not None:
                 raise trouble
             if state != _FAILED and self._plan is not None:
-                share = stage(self._plan, tensors, blobs, self._staging)
+                share = stage(self._plan, tensors, blobs, self.staging)
         except Exception as error:  # the save reports it with the other ranks' errors
             share = ranks.named(error)
         return SaveJob(step, self._plan, share, meta)
 
     def _agree(self, state: int) -> int:
-        if self._ranks.world_size == 1:
+        if self.ranks.world_size == 1:
             return state
         value = torch.tensor([state], dtype=torch.int32)
-        dist.all_reduce(value, dist.ReduceOp.MAX, group=self._ranks.group)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.ranks.group)
         return int(value[0])
 
 

@@ -7,7 +7,7 @@ any numbers of ranks.
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
 from hpcrun.checkpoint.storage.disk import OpenFile
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode
+from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode, places
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
 
@@ -253,6 +253,13 @@ class StoreReader:
                 f"{self._store.path(self._step)}: contains more than tensors and plain data, and is not "
                 "loaded; check who wrote it, and move it away to resume from the previous checkpoint"
             ) from error
+
+    def require(self, names: Collection[str]) -> None:
+        """Compare all parts of the files ``names`` with their hashes; raises DamagedCheckpoint."""
+        for place in places(self.index):
+            if place.file in names:
+                with self._store.opened(self._step, place.file) as file:
+                    self._fill(file, place, memoryview(bytearray(place.length)))
 
     def position(self, name: str) -> tuple[str, int]:
         """Return the file of the first piece of ``name``, and its position in bytes."""

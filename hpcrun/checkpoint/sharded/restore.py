@@ -4,26 +4,24 @@ The page cache or the memory of a single node may be wrong. A checkpoint that on
 valid, and a fallback would lose its progress.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import StoreReader, own_name
 from hpcrun.checkpoint.state.tree import join, split
-from hpcrun.checkpoint.storage.disk import BLOCK
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
     ReadFailure,
     refused_to_read,
 )
-from hpcrun.checkpoint.storage.index import INDEX, Place, TensorEntry, decode, places
+from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
 from hpcrun.checkpoint.storage.manifest import MANIFEST, Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import one_line
@@ -244,7 +242,8 @@ class _Load:
                 f"{world_size}: the ranks' random states are not restored"
             )
         shared = join(self._skeleton, self._tensors)
-        return Restored(manifest.step, shared, self._own, dict(manifest.meta), tuple(notes))
+        step, meta = manifest.step, dict(manifest.meta)
+        return Restored(step, shared, self._own, meta, tuple(notes), committed=step)
 
 
 class _Report(NamedTuple):
@@ -275,7 +274,7 @@ def _report(work: Callable[[], None], ranks: Ranks, path: Path) -> _Report:
     return _Report()
 
 
-def require_whole(store: CheckpointStore, step: int, names: Iterable[str]) -> None:
+def require_whole(store: CheckpointStore, step: int, names: Collection[str]) -> None:
     """Read the files ``names`` of ``step`` again, from the disk where the kernel allows; for rank 0.
 
     Raises:
@@ -286,28 +285,8 @@ def require_whole(store: CheckpointStore, step: int, names: Iterable[str]) -> No
         for name in (MANIFEST, INDEX, *names):
             store.drop_cache(step, name)
         store.inspect(step)
-        by_file: dict[str, list[Place]] = {}
-        for place in places(decode(store.read(step, INDEX))):
-            by_file.setdefault(place.file, []).append(place)
-        for name in names:
-            _read(store, step, name, by_file.get(name, []))
+        StoreReader(store, step).require(names)
     except DamagedCheckpoint as damage:
         if not refused_to_read(damage):
             store.prove(step)
         raise
-
-
-def _read(store: CheckpointStore, step: int, name: str, parts: Iterable[Place]) -> None:
-    """Compare the parts of a file with their hashes, as a restore does."""
-    memory = memoryview(bytearray(BLOCK))
-    if name in (MANIFEST, INDEX):
-        return
-    with store.opened(step, name) as file:
-        for place in sorted(parts, key=lambda each: each.position):
-            content = xxhash.xxh3_128()
-            for start in range(0, place.length, BLOCK):
-                view = memory[: min(BLOCK, place.length - start)]
-                for block in file.fill(place.position + start, view, BLOCK):
-                    content.update(block)
-            if content.hexdigest() != place.xxh3:
-                raise store.changed(step, name)

@@ -97,7 +97,7 @@ class TrainingState:
         """Return the function that gives the tensors to load into.
 
         Args:
-            extra: the live data of the user, whose sharded tensors load in place.
+            extra: the live data of the user; its sharded tensors load in place.
         """
         base = capture.template(self.model, self.optimizer)
 

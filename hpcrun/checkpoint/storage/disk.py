@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.errors import CheckpointError, explained, vanished
+from hpcrun.checkpoint.storage.errors import vanished
 
 
 class FileSystem:
@@ -200,14 +200,6 @@ def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[
                 return
             done += count
             yield view[:count]
-
-
-def require_size(fs: FileSystem, path: Path, size: int, patience: float) -> None:
-    """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
-    with explained("be read", path), closing(OpenFile(fs, path, patience)) as file:
-        found = file.size()
-    if found != size:
-        raise CheckpointError(f"{path}: has {found} bytes, but {size} were written")
 
 
 def delete(fs: FileSystem, path: Path) -> None:

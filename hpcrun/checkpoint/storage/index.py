@@ -112,7 +112,7 @@ def decode(raw: bytes) -> Index:
 
 
 def covered(entry: TensorEntry) -> bool:
-    """Return True if the pieces lie in the tensor, and have as many elements together."""
+    """Return True if all pieces are within the tensor, and have as many elements together."""
     inside = all(
         len(piece.offsets) == len(piece.sizes) == len(entry.shape)
         and all(map(operator.le, map(operator.add, piece.offsets, piece.sizes), entry.shape))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, blocks, require_size
+from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, blocks
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -220,7 +220,11 @@ class CommittedSteps:
             raise _unreadable(path, error) from error
 
     def _require_size(self, path: Path, size: int) -> None:
-        require_size(self._fs, path, size, self._patience)
+        """Raise CheckpointError unless ``path`` is a file of ``size`` bytes."""
+        with explained("be read", path), closing(OpenFile(self._fs, path, self._patience)) as file:
+            found = file.size()
+        if found != size:
+            raise CheckpointError(f"{path}: has {found} bytes, but {size} were written")
 
     def _names(self) -> list[str]:
         with explained("be listed", self.root):
