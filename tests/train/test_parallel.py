@@ -110,19 +110,6 @@ def test_auto_shards_as_the_cost_model_predicts(nodes, gpu, deterministic, chose
     assert decide_shard(asked, model, group, 80 * 10**9)[0] == chosen
 
 
-def test_auto_shards_over_all_ranks_if_a_node_lacks_memory():
-    asked, group = config("amp.dtype=bf16"), network.Group(512, 8)
-    # 16 bytes of each parameter, over eight ranks.
-    least = 2 * 2**30 / 0.6
-    assert decide_shard(asked, Deep(), group, int(least * 1.01))[0] == "hybrid"
-    chosen, line = decide_shard(asked, Deep(), group, int(least * 0.99))
-    assert (chosen, line) == (
-        "full",
-        "fsdp.shard=auto chooses full: hybrid keeps 2.1 GB per rank, of 3.5 GB; 40% are reserved for "
-        "activations",
-    )
-
-
 def test_gathered_weights_stay_up_to_a_tenth_of_the_memory():
     asked, size = config("amp.dtype=bf16"), 2 * 2**30
     assert decide_reshard(asked, Deep(), 10 * size)[0] is False
