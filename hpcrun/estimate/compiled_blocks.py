@@ -10,42 +10,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 from torch._functorch import partitioners
 from torch._functorch.aot_autograd import aot_function
 from torch._inductor.decomposition import select_decomp_table
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_flatten
-from torch.utils.checkpoint import CheckpointPolicy
 
 from hpcrun.estimate.live_storages import LiveStorages
-from hpcrun.train.model.prepare import blocks, keep_costly
-
-_Policy = Callable[[Any, Any], CheckpointPolicy]
+from hpcrun.train.model.prepare import blocks
 
 
-def compile_blocks(
-    model: nn.Module, checkpointing: str, live: LiveStorages, tell: Callable[[str], None]
-) -> None:
-    """Let the blocks of ``model`` keep what they keep with torch.compile.
+def compile_blocks(model: nn.Module, live: LiveStorages, tell: Callable[[str], None]) -> None:
+    """Let the blocks of ``model``, which are not checkpointed, keep what they keep with torch.compile.
 
-    Args:
-        checkpointing: as ``train.activation_checkpointing``; the partitioner does its work.
-        tell: gets a line if a block cannot be traced, and keeps its activations as without compilation.
+    ``tell`` gets a line if a block cannot be traced, and keeps its activations as without compilation.
     """
     graphs: dict[Any, Callable[..., Any]] = {}
-    policy: _Policy | None = None
-    if checkpointing != "none":
-        policy = keep_costly if checkpointing == "selective" else _recompute
     for block in blocks(model):
-        _Traced(block, policy, live, graphs, tell)
-
-
-def _recompute(_context: Any, _operation: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.PREFER_RECOMPUTE
+        _Traced(block, live, graphs, tell)
 
 
 class _Traced:
@@ -54,32 +37,28 @@ class _Traced:
     def __init__(
         self,
         block: nn.Module,
-        policy: _Policy | None,
         live: LiveStorages,
         graphs: dict[Any, Callable[..., Any]],
         tell: Callable[[str], None],
     ) -> None:
-        self._policy, self._live, self._graphs, self._tell = policy, live, graphs, tell
-        self._plain = block.forward
-        inner = block._checkpoint_wrapped_module if isinstance(block, CheckpointWrapper) else block
-        assert isinstance(inner, nn.Module)
+        self._live, self._graphs, self._tell = live, graphs, tell
         # Without the hooks of FSDP, which gather weights around the block.
-        self._inner, self._forward = inner, inner.forward
+        self._block, self._forward = block, block.forward
         changed: Any = block
         changed.forward = self
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         names, values = [], []
-        for name, value in (*self._inner.named_parameters(), *self._inner.named_buffers()):
+        for name, value in (*self._block.named_parameters(), *self._block.named_buffers()):
             names.append(name)
             values.append(value)
         flat, shape = tree_flatten((values, arguments, options))
         described = [
             (v.shape, v.dtype, v.requires_grad) if isinstance(v, Tensor) else v for v in flat
         ]
-        key = repr((type(self._inner), self._inner, described, shape))
+        key = repr((type(self._block), self._block, described, shape))
         if "failed" in self._graphs:
-            return self._plain(*arguments, **options)
+            return self._forward(*arguments, **options)
         try:
             if key not in self._graphs:
                 self._graphs[key] = self._traced(names)
@@ -87,21 +66,19 @@ class _Traced:
                 return self._graphs[key](values, arguments, options)
         # Any error: code of the model, which torch.compile would divide into several graphs.
         except Exception as error:
-            self._graphs["failed"] = self._plain
+            self._graphs["failed"] = self._forward
             self._tell(
-                f"train.compile: {type(self._inner).__name__} is no single graph ({type(error).__name__}); "
+                f"train.compile: {type(self._block).__name__} is no single graph ({type(error).__name__}); "
                 "counting the activations of eager execution"
             )
-            return self._plain(*arguments, **options)
+            return self._forward(*arguments, **options)
 
     def _traced(self, names: list[str]) -> Callable[..., Any]:
         def passes(values: list[Tensor], arguments: Any, options: Any) -> Any:
-            with _reparametrize_module(self._inner, dict(zip(names, values, strict=True))):
+            with _reparametrize_module(self._block, dict(zip(names, values, strict=True))):
                 return self._forward(*arguments, **options)
 
         def divided(joint: fx.GraphModule, inputs: Any, **how: Any) -> Any:
-            if self._policy is not None:
-                _tag(joint, self._policy)
             how["static_lifetime_input_indices"] = list(range(len(names)))
             return partitioners.min_cut_rematerialization_partition(joint, inputs, **how)
 
@@ -113,21 +90,6 @@ class _Traced:
             decompositions=select_decomp_table(),
         )
         return made
-
-
-def _tag(joint: fx.GraphModule, policy: _Policy) -> None:
-    """Mark the nodes of the forward pass as torch's checkpointing does in a compiled block."""
-    backward: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        if node.name.startswith("tangents") or not backward.isdisjoint(node.all_input_nodes):
-            backward.add(node)
-        elif node.op == "call_function":
-            chosen = (
-                node.args[0].meta["recompute"]
-                if node.target is operator.getitem
-                else policy(None, node.target)
-            )
-            node.meta |= {"recompute": chosen, "ac_graph_id": 0}
 
 
 class _Graph:
@@ -163,11 +125,3 @@ class _Interpreter(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         with self._live.counting(n in self._stored):
             return super().run_node(n)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        # The random state that a recomputed operation shares has 16 bytes on a GPU; fake tensors have none.
-        if target is run_and_save_rng_state:
-            return torch.empty(16, dtype=torch.uint8), args[0](*args[1:], **kwargs)
-        if target is run_with_rng_state:
-            return args[1](*args[2:], **kwargs)
-        return super().call_function(target, args, kwargs)

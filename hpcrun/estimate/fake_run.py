@@ -100,7 +100,8 @@ def trace(
         num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
     )
-    compiled = config.train.compile
+    # The policy of checkpointing decides what a checkpointed block keeps, compiled or not.
+    compiled = config.train.compile and config.train.activation_checkpointing == "none"
     # Compilation and unused parameters read values.
     without = {"compile": False, "find_unused_parameters": False}
     changed = config.train.model_copy(update=without)
@@ -118,9 +119,7 @@ def trace(
                 trainer = build_trainer(config, task, model, distributed, parallel)
                 del model
                 if compiled:
-                    compile_blocks(
-                        trainer.module, config.train.activation_checkpointing, live, tell
-                    )
+                    compile_blocks(trainer.module, live, tell)
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
                 step = [batch] * min(accumulation, 2)
                 reduces = config.fsdp.reduce_each_micro_batch

@@ -26,24 +26,6 @@ def test_a_hop_inside_a_node_depends_on_the_processor(gpu, hop):
     assert large == pytest.approx(1.4 * latency * 1e-6 + 1e9 * 1022 / 512 / speed)
 
 
-# The bytes per microsecond of LL: half of the ring's, at most NCCL's limit.
-@pytest.mark.parametrize(
-    ("group", "speed"),
-    [
-        (Group(8, 8, "h100"), 141.0),
-        (Group(8, 8, "a100-80"), 87.7),
-        (Group(16, 8, "h100"), 39.0),
-        (Group(16, 8, "a100-80"), 22.5),
-        (Group(512, 8, "h100"), 20.4),
-        (Group(512, 8, "a100-80"), 19.0),
-    ],
-)
-def test_the_protocol_ll_has_limits_by_gpu_and_processor(group, speed):
-    first, second = (seconds("all_gather", size, group, [("ring", "LL")]) for size in (1e9, 2e9))
-    hops = group.ranks - 1
-    assert second - first == pytest.approx(1e9 * hops / group.ranks / (speed * 1e9))
-
-
 def test_trees_reach_half_of_their_bandwidth_at_middle_sizes():
     tree, group = [("tree", "Simple")], Group(512, 8)
     latency = (2 * (7 * 4.0 + 6 * 14.0) + 8.4) * 1e-6

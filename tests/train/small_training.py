@@ -69,10 +69,6 @@ def digest(values):
     return hashlib.sha256(joined).hexdigest()
 
 
-def values(trainer):
-    return [value.tolist() for value in trainer.module.state_dict().values()]
-
-
 def make_trainer(
     rank, world_size, make=small, *, lr=0.05, adam=False, described=None, **options
 ) -> DistributedAMPTrainer:

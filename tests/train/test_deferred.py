@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -39,19 +38,6 @@ def test_every_built_in_task_can_be_deferred(name: str) -> None:
     config = resolve([override_layer(settings)])
     task = load_task(config.model_copy(update={"task": task_path(config.task)}))
     require_same(task.build_model)
-
-
-def test_a_build_may_load_all_weights_through_one_array() -> None:
-    class Loaded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(400, 400) for _ in range(3))
-            values = np.empty((400, 400), dtype="float32")
-            for number, layer in enumerate(self.layers):
-                values[:] = number
-                layer.weight.data.copy_(torch.from_numpy(values))
-
-    require_same(Loaded)
 
 
 def test_seven_billion_parameters_need_no_memory_but_on_rank_0() -> None:

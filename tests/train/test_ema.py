@@ -1,12 +1,10 @@
-"""The average of the weights, against the formula; ``uneven.py`` tests its shards and resumes."""
+"""The average of the weights, against the formula; ``test_precision.py`` tests skipped steps."""
 
 import pytest
 import torch
 from torch import nn
 
-from hpcrun.config import AMPConfig
 from hpcrun.train.step.ema import WeightAverage
-from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
 
 
@@ -72,35 +70,7 @@ def test_in_the_block_the_model_has_averaged_weights():
     assert all(torch.equal(value, averages[name]) for name, value in made.average.tensors().items())
 
 
-def test_a_skipped_step_does_not_change_the_average():
-    made = trainer(net(), amp=AMPConfig(dtype="fp16", init_scale=64.0))
-    made.training_step([batch(0)], loss)
-    before = copied(made.average.tensors())
-    result = made.training_step([torch.full((8, 4), torch.inf)], loss)
-    assert result.skipped
-    assert all(torch.equal(value, before[name]) for name, value in made.average.tensors().items())
-
-
-def test_a_late_decision_changes_no_bit_of_the_average(monkeypatch):
-    def fused(model):
-        return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], fused=True)
-
-    averages = []
-    for late in (frozenset(), frozenset({"cpu"})):
-        monkeypatch.setattr(StepGate, "late_on", late)
-        made = AMPTrainer(net(), fused, ema=0.8, device="cpu", clip_norm=1.0)
-        for step in range(6):
-            data = batch(step) if step != 3 else torch.full((8, 4), torch.inf)
-            result = made.training_step([data], loss)
-        averages.append(copied(made.average.tensors()))
-        assert not result.skipped
-        assert made.gate.skipped == 1
-    assert all(torch.equal(value, averages[1][name]) for name, value in averages[0].items())
-
-
-def test_a_checkpoint_keeps_the_average_exactly(
-    tmp_path,
-):
+def test_a_checkpoint_keeps_the_average_exactly(tmp_path):
     made = trainer(net())
     for step in range(3):
         made.training_step([batch(step)], loss)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
@@ -62,34 +61,6 @@ def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> 
     assert "has no norm.bias (1 tensors are missing)" in refused({})
     (tmp_path / "1.safetensors").write_bytes(b"no")
     assert "cannot be read" in refused({})
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_deferred_build_reads_a_dcp_folder(tmp_path: Path) -> None:
-    class Drawing(nn.Module):
-        """A model whose random buffer follows a weight: a build without weights cannot know its values."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(300, 300)
-            self.register_buffer("noise", torch.randn(4))
-
-    torch.manual_seed(1)
-    wanted = Drawing().state_dict()
-    dcp.save(
-        {"model": wanted, "step": torch.tensor(7)}, checkpoint_id=tmp_path / "dcp", no_dist=True
-    )
-
-    def make() -> nn.Module:
-        model = Drawing()
-        load_initial_weights(model, str(tmp_path / "dcp"))
-        return model
-
-    require_same(make)
-    deferred = build_deferred(make, Ranks())[1]
-    assert deferred is not None
-    assert torch.equal(deferred.weights["inner.weight"], wanted["inner.weight"])
-    assert torch.equal(deferred.model.noise, wanted["noise"])  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_covers_a_model_whose_weights_it_holds_all() -> None:

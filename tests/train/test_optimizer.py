@@ -23,40 +23,15 @@ from tests.train.small_training import config
         ("cosine", [0.25, 1.0, 1.0, 0.6, 0.2]),
         ("linear", [0.25, 1.0, 1.0, 0.6, 0.2]),
         ("constant", [0.25, 1.0, 1.0, 1.0, 1.0]),
+        ("wsd optim.decay_steps=8", [0.25, 1.0, 1.0, 0.6, 0.2]),
+        # A tenth of all steps: the last step.
+        ("wsd optim.decay_steps=null", [0.25, 1.0, 1.0, 1.0, 0.2]),
     ],
 )
 def test_the_schedule_warms_up_and_decays_to_its_final_fraction(schedule, factors):
-    factor = learning_rate_factor(
-        config(
-            "train.steps=12",
-            "optim.warmup_steps=4",
-            "optim.final_lr_fraction=0.2",
-            f"optim.schedule={schedule}",
-        )
-    )
+    keys = ["train.steps=12", "optim.warmup_steps=4", "optim.final_lr_fraction=0.2"]
+    factor = learning_rate_factor(config(*keys, *f"optim.schedule={schedule}".split()))
     assert [factor(step) for step in (0, 3, 4, 8, 12)] == pytest.approx(factors)
-
-
-@pytest.mark.parametrize(
-    ("decay", "factors"),
-    [
-        # step:               0    3    4   12   16 (half)  20
-        ("optim.decay_steps=8", [0.25, 1.0, 1.0, 1.0, 0.6, 0.2]),
-        # A tenth of all steps: the last two.
-        ("optim.decay_steps=null", [0.25, 1.0, 1.0, 1.0, 1.0, 0.2]),
-    ],
-)
-def test_wsd_warms_up_stays_constant_and_decays_at_the_end(decay, factors):
-    factor = learning_rate_factor(
-        config(
-            "train.steps=20",
-            "optim.warmup_steps=4",
-            "optim.final_lr_fraction=0.2",
-            "optim.schedule=wsd",
-            decay,
-        )
-    )
-    assert [factor(step) for step in (0, 3, 4, 12, 16, 20)] == pytest.approx(factors)
 
 
 class Own:

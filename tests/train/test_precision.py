@@ -48,15 +48,16 @@ def make(optimizer=adamw, **options):
         optimizer,
         scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, lambda step: 0.9**step),
         device="cpu",
+        ema=0.8,
         **options,
     )
 
 
 def everything(trainer):
-    """Return weights, moments, rates, schedule and scale: everything that a step may change."""
+    """Return weights, averages, moments, rates, schedule and scale: everything that a step may change."""
     return copy.deepcopy(
         [
-            trainer.module.state_dict(),
+            trainer.module.state_dict() | trainer.average.tensors(),
             trainer.optimizer.state_dict(),
             trainer.scheduler.state_dict(),
             trainer.gate.state_dict(),
@@ -192,18 +193,6 @@ def test_a_checkpoint_waits_for_the_decision(tmp_path):
     for step in steps[4:]:
         again.training_step(step, loss)
     assert same(everything(calm), everything(again))
-
-
-@pytest.mark.usefixtures("late")
-def test_a_step_waits_for_its_decision_only_on_request():
-    trainer = make()
-    good, bad = batches(2, 1)
-    trainer.training_step(good, loss)
-    result = trainer.training_step(bad, loss)
-    assert trainer.gate.pending
-    assert trainer.gate.skipped == 0
-    assert result.skipped
-    assert trainer.gate.skipped == 1
 
 
 def test_a_checkpoint_resumes_with_another_precision(tmp_path):

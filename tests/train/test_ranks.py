@@ -1,19 +1,15 @@
-"""Several real gloo ranks train like a single rank."""
+"""The buckets of DDP on several gloo ranks: one reduction per step, and the same bits after a resume."""
 
 import random
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.config import AMPConfig
-from hpcrun.errors import UserError
-from hpcrun.ranks.collective import Ranks
 from hpcrun.train.parallel.strategies import DDPStrategy
-from tests.on_ranks import agreed, gathered, ranks
+from tests.on_ranks import ranks
 from tests.train.small_training import (
     batches,
     digest,
@@ -22,60 +18,7 @@ from tests.train.small_training import (
     make_trainer,
     noisy,
     small,
-    values,
 )
-
-KINDS = {
-    "plain": (AMPConfig(), 1e-5),
-    "accumulated": (AMPConfig(), 1e-5),
-    "fp16": (AMPConfig(dtype="fp16", init_scale=256.0), 0.02),
-    "bf16": (AMPConfig(dtype="bf16"), 0.05),
-}
-ON_TWO_AND_FOUR = pytest.mark.parametrize(
-    "count", [pytest.param(2, marks=ranks(2)), pytest.param(4, marks=ranks(4))]
-)
-
-
-def twenty_steps(rank, world_size, kind):
-    """Train; return losses, gradient norms and weights."""
-    trainer = make_trainer(rank, world_size, adam=True, lr=0.01, clip_norm=1.0, amp=KINDS[kind][0])
-    accumulation = 4 if kind == "accumulated" else 1
-    results = [
-        trainer.training_step(step, loss)
-        for step in batches(rank, world_size, 0, 20, accumulation=accumulation)
-    ]
-    return {
-        "losses": torch.stack([result.loss.detach() for result in results]),
-        "norms": torch.stack([result.gradient_norm for result in results]),
-        "weights": values(trainer),
-    }
-
-
-@ON_TWO_AND_FOUR
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_ranks_train_like_one_on_the_same_global_batches(rank, world_size, count, kind):
-    tolerance = KINDS[kind][1]
-    several, alone = twenty_steps(rank, world_size, kind), twenty_steps(0, 1, kind)
-    # All ranks have the same bits.
-    agreed(several["weights"])
-    agreed(several["norms"].tolist())
-    dist.all_reduce(several["losses"])
-    several["losses"] /= count
-    for what in ("losses", "norms"):
-        torch.testing.assert_close(several[what], alone[what], rtol=tolerance, atol=tolerance)
-    for ours, expected in zip(several["weights"], alone["weights"], strict=True):
-        torch.testing.assert_close(
-            torch.tensor(ours), torch.tensor(expected), rtol=tolerance, atol=tolerance
-        )
-
-
-@ranks(1, 2, 4)
-def test_accumulating_four_micro_batches_gives_the_same_training(rank, world_size):
-    plain, accumulated = (
-        twenty_steps(rank, world_size, kind)["weights"] for kind in ("plain", "accumulated")
-    )
-    for ours, expected in zip(accumulated, plain, strict=True):
-        torch.testing.assert_close(torch.tensor(ours), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -196,47 +139,3 @@ def test_without_the_bucket_warm_up_a_resume_would_round_differently(rank, tmp_p
     calm, again = undisturbed_and_resumed(rank, 4, tmp_path, begin)
     # If this test fails, the extra pass at the start of each process is no longer necessary.
     assert again != calm
-
-
-@ranks(4)
-def test_an_error_of_one_rank_is_reported_once(rank):
-    all_ranks = Ranks(rank, 4, dist.new_group(backend="gloo"))
-
-    def attempt(compute):
-        try:
-            return all_ranks.together(compute)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    def refuse_on(*chosen):
-        def compute():
-            if rank in chosen:
-                raise UserError(f"no data on rank {rank}")
-            return "fine"
-
-        return compute
-
-    def stumble_on_2():
-        if rank == 2:
-            raise ZeroDivisionError("a defect")
-        return "fine"
-
-    assert attempt(refuse_on()) == "fine"
-    assert gathered(attempt(refuse_on(0, 1))) == [
-        "ErrorOnAllRanks: no data on rank 0",
-        *["PrintedByRankZero: no data on rank 0"] * 3,
-    ]
-    on_three = gathered(attempt(refuse_on(3)))
-    assert [one.split(":")[0] for one in on_three] == [
-        "ErrorOnAllRanks",
-        *["PrintedByRankZero"] * 3,
-    ]
-    assert on_three[0].startswith("ErrorOnAllRanks: rank 3 (")
-    assert on_three[0].endswith("): no data on rank 3")
-    defect = gathered(attempt(stumble_on_2))
-    assert [one.split(":")[0] for one in defect] == [
-        "PeerFailed",
-        "PeerFailed",
-        "ZeroDivisionError",
-        "PeerFailed",
-    ]
