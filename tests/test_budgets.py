@@ -19,7 +19,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "config": (2_910, 14),
     "devices": (670, 6),
     "diagnose": (1_690, 9),
-    "estimate": (1_220, 9),
+    "estimate": (1_180, 9),
     "hpcrun": (720, 9),
     "integrations": (3_280, 14),
     "job": (5_300, 23),
@@ -30,7 +30,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_330, 17),
     "slurm": (4_150, 24),
     "tasks": (1_070, 8),
-    "tests": (55_730, 440),
+    "tests": (55_370, 440),
     "train": (9_870, 49),
 }
 """The most lines and files of each package, and of the tests."""
