@@ -211,23 +211,7 @@ def open_on_rank(
             f"train.patience: {type(task).__name__} has no validation set; add one, or remove "
             "train.patience"
         )
-    elif distributed.rank == 0:
-        for key in _validation_keys(config):
-            print(
-                f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
-                flush=True,
-            )
     return OpenedTask(task, model, dataset, validation_set, resumes=resumes)
-
-
-def _validation_keys(config: Config) -> list[str]:
-    """Return the keys that are set but have no effect without validation."""
-    wanted = {
-        "train.validate_every": config.train.validate_every,
-        "train.validate_batches": config.train.validate_batches,
-        "checkpoint.keep_best": config.checkpoint.keep_best,
-    }
-    return [key for key, value in wanted.items() if value]
 
 
 @dataclass(frozen=True)

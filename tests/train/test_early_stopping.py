@@ -130,15 +130,3 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said
-
-
-@forked
-def test_keys_that_need_validation_are_idle_without_it(make, tmp_path):
-    run = make(
-        "blind", "task=tests.train.faulty_tasks:Regression", "train.patience=null", "train.steps=2"
-    )
-    assert attempt(run, tmp_path / "logs") == exitcodes.DONE
-    said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
-    for key in ("train.validate_every", "checkpoint.keep_best"):
-        assert f"hpcrun: {key}: has no effect: Regression has no validation set\n" in said
-    assert "train.validate_batches" not in said
