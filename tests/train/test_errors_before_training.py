@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.diagnose.causes import first_cause
 from hpcrun.errors import (
     ErrorOnAllRanks,
     NotTrainable,
@@ -14,14 +13,12 @@ from hpcrun.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.job.cause_table import classify, evidence_of
-from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.ranks import collective
 from hpcrun.ranks.collective import End, Ranks
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
-from hpcrun.run.endings import read_failures, record_failure
-from hpcrun.run.events import Attempt, Cause, read_events
+from hpcrun.run.endings import read_failures
+from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.entry import note_refusal, run_rank
 
 
@@ -47,20 +44,6 @@ def no_such(path: str) -> OSError:
 )
 def test_only_an_error_of_every_start_is_a_mistake(error: Exception, mistake: bool) -> None:
     assert is_mistake(error) == mistake
-
-
-def test_a_mistake_is_bad_input_with_kind_and_place(tmp_path: Path) -> None:
-    try:
-        raise no_such("/data/x")
-    except OSError as error:
-        record_failure(tmp_path, 1, error, None, "n1", bad_input=True)
-    found = first_cause(read_failures(tmp_path), [])
-    assert found is not None
-    assert found.bad_input
-    assert found.line.startswith("rank 1 on n1: FileNotFoundError: [Errno 2] No such file")
-    assert f" at {__file__}:" in found.line
-    cause, line = classify(evidence_of([], Attempt("1", 0), 1, NO_ENDING, found))
-    assert (cause, line) == (Cause.BAD_INPUT, found.line)
 
 
 def test_a_rank_without_the_submission_folder_reports_its_node(

@@ -197,16 +197,3 @@ def test_a_slow_node_is_left_at_the_next_save(tmp_path, monkeypatch, parallel):
     assert [one.host for one in slow_now(read_events(played.run))] == ["n1"]
     assert "n1 is slow: rank 1 takes" in played.said()
     assert played.events("saved")[-1].step == 400
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@forked
-def test_equal_ranks_are_not_named(tmp_path, parallel):
-    played = play_run(
-        *(tmp_path, Slowed, *BUSY, "train.steps=400", "train.log_every=10"),
-        *("model.where=none", "model.slow=1", "model.busy=0", f"train.parallel={parallel}"),
-        *("checkpoint.every=50", "restarts.replace_slow=true"),
-    )
-    assert played.codes == DONE, played.said()
-    assert played.events("slow") == []

@@ -95,6 +95,7 @@ NO_TASK = "is not a subclass of hpcrun.Task; derive it from hpcrun.Task"
         ("def broken(:\n", "written:Mine", "importing it raised SyntaxError: ", "line 1)"),
         # No success.
         ("import sys\nsys.exit(0)\n", "written:Mine", "importing it raised SystemExit: 0", ""),
+        (GOOD, "language-model", "write it as module:Class", ""),
         ("class Mine: ...", "written:Mine", NO_TASK, ""),
         ("def Mine(config): ...", "written:Mine", NO_TASK, ""),
         ("Mine = 3", "written:Mine", NO_TASK, ""),
@@ -133,12 +134,6 @@ def test_a_task_s_own_refusal_passes_unchanged(load):
     )
     with pytest.raises(UserError, match=r"^model.width: at least 3$"):
         load(GOOD + refuse)
-
-
-def test_a_name_without_a_class():
-    config = resolve([override_layer(["task=language-model"])])
-    with pytest.raises(UserError, match=r"^task: language-model: write it as module:Class$"):
-        load_task(config)
 
 
 def test_a_task_cannot_be_made_of_the_base_class_alone():
