@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpcrun.checkpoint.interval import EverySteps, SaveInterval, choose_interval
+from hpcrun.checkpoint.interval import SaveInterval, choose_interval
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
@@ -73,15 +73,14 @@ class Saver:
         """Return True if it is time to save after ``done`` steps. Call it on every rank after every step."""
         return self._interval.due(done)
 
-    def start(self, done: int) -> None:
+    def start(self, done: int, *, memory: bool = True) -> None:
         """Save the state after ``done`` steps; the commit happens in the background. Collective.
+
+        ``memory``: keep a copy in memory too.
 
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self._start(done)
-
-    def _start(self, done: int, *, memory: bool = True) -> None:
         self._wait()
         if done != self.saved:
             self._begin(done, memory=memory)
@@ -100,9 +99,9 @@ class Saver:
         """
         if self._engine.ready_for_memory():
             self._wait()
-            self._begin(done, disk=False)
+            self._begin(done, disk=False, memory=True)
 
-    def _begin(self, done: int, *, disk: bool = True, memory: bool = True) -> None:
+    def _begin(self, done: int, *, memory: bool, disk: bool = True) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
@@ -134,7 +133,7 @@ class Saver:
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self._start(done, memory=False)
+        self.start(done, memory=False)
         self._wait()
 
     def _wait(self) -> None:
@@ -269,16 +268,14 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     On a full disk no save would get far enough to do this.
     """
-    for after_commit in (lambda: _pruning(store, config)(step), lambda: _quarantine_damaged(store)):
+    prune, quarantine = _pruning(store, config), store.quarantine_damaged
+    work: list[Callable[[], list[str]]] = [lambda: prune(step), quarantine]
+    for make in work:
         try:
-            after_commit()
+            for line in make():
+                print(f"hpcrun: {line}", flush=True)
         except CheckpointError as error:
             print(f"hpcrun: {error}", file=sys.stderr, flush=True)
-
-
-def _quarantine_damaged(store: CheckpointStore) -> None:
-    for line in store.quarantine_damaged():
-        print(f"hpcrun: {line}", flush=True)
 
 
 def build_interval(
@@ -302,11 +299,6 @@ def build_interval(
         ranks=ranks,
         clock=clock,
     )
-
-
-def memory_interval(config: Config) -> SaveInterval:
-    """Make the interval of the snapshots in memory only."""
-    return EverySteps(config.checkpoint.memory_every or 0)
 
 
 def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], list[str]]:

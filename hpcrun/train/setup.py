@@ -105,10 +105,6 @@ class OpenedTask:
         return self.task.collate if overridden else default_collate
 
 
-def _nothing() -> None:
-    """Do nothing: this rank waits for rank 0, or nobody watches it."""
-
-
 def open_task(context: Context) -> OpenedTask:
     """Import the task, prepare its data on rank 0, and build its model and datasets. Collective.
 
@@ -117,7 +113,7 @@ def open_task(context: Context) -> OpenedTask:
     """
     with context.at("importing the task"):
         task = context.together(lambda: load_task(context.config))
-    work = task.prepare if context.distributed.rank == 0 else _nothing
+    work = task.prepare if context.distributed.rank == 0 else lambda: None
     # Collectives of the other ranks wait while rank 0 prepares.
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
