@@ -48,14 +48,6 @@ def test_within_one_step_the_rank_with_fewer_collectives_is_behind() -> None:
     assert hang.line.endswith("rank 1 on n0 is behind, training at a.py:1 in f")
 
 
-def test_a_member_that_has_begun_nothing_is_behind() -> None:
-    nothing = RankPosition(
-        "n0", 7, "training", 300.0, "a.py:1 in f", {"world": [(9, "all_reduce of 8")], "pair": []}
-    )
-    answers = {0: answer(world=9, pair=1), 1: nothing, 2: answer(world=9), 3: answer(world=9)}
-    assert judge_hang(answers, HOSTS, 5.0, 300.0).rank == 1
-
-
 def test_a_rank_that_waits_for_another_is_not_the_cause() -> None:
     # Two pairs of a hybrid mesh: rank 1 hangs; rank 0 waits for rank 1, and rank 2 waits for rank 0.
     answers = {0: answer(left=5, even=3), 1: answer(left=4, odd=3), 2: answer(right=5, even=4)}
