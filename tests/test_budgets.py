@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_330, 17),
     "slurm": (4_150, 24),
     "tasks": (1_070, 8),
-    "tests": (55_370, 440),
-    "train": (9_870, 49),
+    "tests": (54_820, 437),
+    "train": (9_840, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval, young
@@ -74,15 +73,14 @@ class Saver:
         """Return True if it is time to save after ``done`` steps. Call it on every rank after every step."""
         return self._interval.due(done)
 
-    def start(self, done: int) -> None:
+    def start(self, done: int, *, memory: bool = True) -> None:
         """Save the state after ``done`` steps; the commit happens in the background. Collective.
+
+        ``memory``: keep a copy in memory too.
 
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self._start(done)
-
-    def _start(self, done: int, *, memory: bool = True) -> None:
         self._wait()
         if done != self.saved:
             self._begin(done, memory=memory)
@@ -101,9 +99,9 @@ class Saver:
         """
         if self._engine.ready_for_memory():
             self._wait()
-            self._begin(done, disk=False)
+            self._begin(done, disk=False, memory=True)
 
-    def _begin(self, done: int, *, disk: bool = True, memory: bool = True) -> None:
+    def _begin(self, done: int, *, memory: bool, disk: bool = True) -> None:
         at = {"step": done, "samples": self._batches.batching.span(done).start}
         validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
         stream = self._batches.saved(done)
@@ -135,7 +133,7 @@ class Saver:
         Raises:
             OwnedByAnotherAttempt: a newer attempt owns the run now.
         """
-        self._start(done, memory=False)
+        self.start(done, memory=False)
         self._wait()
 
     def _wait(self) -> None:
@@ -270,17 +268,15 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
 
     On a full disk no save would get far enough to do this.
     """
-    for after_commit in (
-        partial(_pruning(store, config), step),
-        partial(_quarantine_damaged, store),
-    ):
+    prune = _pruning(store, config)
+    for make in (lambda: prune(step), lambda: _quarantine(store)):
         try:
-            after_commit()
+            make()
         except CheckpointError as error:
             print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 
 
-def _quarantine_damaged(store: CheckpointStore) -> None:
+def _quarantine(store: CheckpointStore) -> None:
     for line in store.quarantine_damaged():
         print(f"hpcrun: {line}", flush=True)
 
@@ -305,11 +301,6 @@ def build_interval(
         seconds = 60.0 * wanted.minutes
         return EverySeconds(lambda: seconds, ranks, clock)
     return EverySteps(wanted.every)
-
-
-def memory_interval(config: Config) -> SaveInterval:
-    """Make the interval of the snapshots in memory only."""
-    return EverySteps(config.checkpoint.memory_every or 0)
 
 
 def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpcrun.checkpoint.interval import EverySteps
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
@@ -33,7 +34,7 @@ from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import CONNECTING, TRAINING, VALIDATING, Position, showing_compilation
-from hpcrun.train.saving import Saver, build_engine, build_interval, memory_interval
+from hpcrun.train.saving import Saver, build_engine, build_interval
 from hpcrun.train.setup import (
     Context,
     OpenedTask,
@@ -231,7 +232,7 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         trainer,
         engine,
         interval=build_interval(run, config, ranks, lambda: saver.costs),
-        memory=memory_interval(config),
+        memory=EverySteps(config.checkpoint.memory_every or 0),
         batches=batches,
         early=early,
         metrics=metrics,

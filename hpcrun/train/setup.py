@@ -104,10 +104,6 @@ class OpenedTask:
         return self.task.collate if overridden else default_collate
 
 
-def _nothing() -> None:
-    """Do nothing: this rank waits for rank 0, or nobody watches it."""
-
-
 def open_task(context: Context) -> OpenedTask:
     """Import the task, prepare its data on rank 0, and build its model and datasets. Collective.
 
@@ -116,7 +112,7 @@ def open_task(context: Context) -> OpenedTask:
     """
     with context.at("importing the task"):
         task = context.together(lambda: load_task(context.config))
-    work = task.prepare if context.distributed.rank == 0 else _nothing
+    work = task.prepare if context.distributed.rank == 0 else lambda: None
     # Collectives of the other ranks wait while rank 0 prepares.
     with process_group.waiting_at_least(_MAX_PREPARE), context.at(PREPARING):
         context.together(work)
@@ -209,23 +205,7 @@ def open_on_rank(
             f"train.patience: {type(task).__name__} has no validation set; add one, or remove "
             "train.patience"
         )
-    elif distributed.rank == 0:
-        for key in _validation_keys(config):
-            print(
-                f"hpcrun: {key}: has no effect: {type(task).__name__} has no validation set",
-                flush=True,
-            )
     return OpenedTask(task, model, dataset, validation_set, resumes=resumes)
-
-
-def _validation_keys(config: Config) -> list[str]:
-    """Return the keys that are set but have no effect without validation."""
-    wanted = {
-        "train.validate_every": config.train.validate_every,
-        "train.validate_batches": config.train.validate_batches,
-        "checkpoint.keep_best": config.checkpoint.keep_best,
-    }
-    return [key for key, value in wanted.items() if value]
 
 
 @dataclass(frozen=True)

@@ -119,17 +119,13 @@ def validate(
             with trainer.autocast():
                 loss = task.loss(trainer.module, to_device(batch, trainer.device))
             require_number(loss, type(task).__name__)
-            weight = _weight(task, batch, samples)
+            given = task.weight(batch) if samples else 0.0
+            weight = float(samples if given is None else given)
             if weight:  # With weight 0 the loss may be NaN, the mean of no samples.
                 total += loss.item() * weight
                 count += weight
         trainer.after_evaluation()
     return mean_over_ranks(total, count, ranks)
-
-
-def _weight(task: Task, batch: Any, samples: int) -> float:
-    given = task.weight(batch) if samples else 0.0
-    return float(samples if given is None else given)
 
 
 @dataclass

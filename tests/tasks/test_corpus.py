@@ -69,13 +69,6 @@ def test_tests_fixtures_and_installed_packages_are_left_out(library: Path):
     assert corpus.sources(library) == before == sorted(before)
 
 
-def test_this_pythons_own_library_gives_megabytes_of_text():
-    root = corpus.standard_library()
-    names = corpus.sources(root)
-    assert "json/decoder.py" in names
-    assert sum((root / name).stat().st_size for name in names) > 4_000_000
-
-
 def test_the_unigram_entropy_is_that_of_the_smoothed_counts():
     train = np.frombuffer(b"aaab", dtype=np.uint8)
     validation = np.frombuffer(b"ac", dtype=np.uint8)

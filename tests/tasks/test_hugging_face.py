@@ -47,15 +47,15 @@ def theirs_of(shape: LanguageModelShape, **changes):
     return model
 
 
-@pytest.mark.parametrize("scaling", [None, SCALING])
+@pytest.mark.parametrize(("kv_heads", "scaling"), [(2, None), (1, None), (4, SCALING)])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_exported_run_loads_in_transformers_with_equal_logits(
-    tied, scaling, tmp_path, monkeypatch
+    tied, kv_heads, scaling, tmp_path, monkeypatch
 ):
-    shape = shape_of(tied=tied, rope_scaling=scaling)
+    keys = KEYS | {"tied": tied, "kv_heads": kv_heads, "rope_scaling": scaling}
+    shape = LanguageModelShape.model_validate(keys)
     theirs = theirs_of(shape)
     theirs.save_pretrained(tmp_path / "theirs")
-    keys = KEYS | {"tied": tied, "rope_scaling": scaling}
     config = {
         "task": "language-model",
         "train": {"init_from": str(tmp_path / "theirs")},

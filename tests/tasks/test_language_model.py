@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +10,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import default_collate
 
-from examples.bdh import BDHTask
+from examples.bdh import BDH, BDHShape, BDHTask
 from hpcrun.config import Config, file_layer, locate, resolve, with_task_options
 from hpcrun.errors import UserError
 from hpcrun.tasks import options_for
 from hpcrun.tasks.language_model import LanguageModel, printable
+from hpcrun.tasks.llama import Llama
+from hpcrun.tasks.options import LanguageModelShape
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {"layers": 1, "heads": 2, "width": 32, "context": 32}
@@ -73,6 +72,23 @@ def test_the_loss_asks_for_the_next_byte_at_every_position(packed):
     torch.testing.assert_close(learner.loss(model, sample[None]), expected)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        Llama(LanguageModelShape(layers=2, heads=2, width=32, context=12)),
+        BDH(BDHShape(layers=2, heads=2, width=16, context=12, neurons=64), seed=0),
+    ],
+    ids=["llama", "bdh"],
+)
+def test_a_later_byte_never_changes_an_earlier_prediction(model: torch.nn.Module):
+    seen = torch.randint(0, 256, (3, 12), generator=torch.Generator().manual_seed(1))
+    other = seen.clone()
+    other[:, 7] = (other[:, 7] + 1) % 256
+    before, after = model.eval()(seen), model(other)
+    torch.testing.assert_close(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
 def test_the_report_is_plain_data_and_keeps_the_random_state(packed):
     learner = task(packed)
     model = learner.build_model()
@@ -94,20 +110,6 @@ def test_a_rank_without_the_corpus_fails_before_it_trains(tmp_path: Path):
         UserError, match=r"absent/train.bin: cannot be read: .* that every node can read"
     ):
         LanguageModel(Config.model_validate(config)).train_dataset()
-
-
-def test_prepare_packs_into_the_users_cache_once(tmp_path: Path):
-    code = (
-        "from hpcrun.config import Config; from hpcrun.tasks.language_model import LanguageModel;"
-        "LanguageModel(Config(data={'max_bytes': 300_000})).prepare()"
-    )
-    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    written = []
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", code], check=True, env=environ)
-        (place,) = (tmp_path / "hpcrun").iterdir()
-        written.append(place.stat().st_mtime_ns)
-    assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("name", ["quickstart.yaml", "gpt.yaml"])

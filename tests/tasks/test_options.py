@@ -48,12 +48,6 @@ def test_defaults_are_written_to_the_run_directory():
     assert config.data.own["path"] is None
 
 
-def test_the_loaders_own_key_is_kept_next_to_the_tasks():
-    config = checked("data.workers=2", "data.max_bytes=4096")
-    assert config.data.workers == 2
-    assert config.data.own["max_bytes"] == 4096
-
-
 def test_a_relative_path_is_settled_where_it_was_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

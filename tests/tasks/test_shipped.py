@@ -1,16 +1,12 @@
 """Every shipped config trains in small on two ranks, with DDP and with FSDP."""
 
-import os
-import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
 
-from examples import autoencoder, classifier, digits
-from hpcrun import get_rank
+from examples import classifier
 from hpcrun.config import (
     Config,
     file_layer,
@@ -23,7 +19,6 @@ from hpcrun.config import (
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.tasks import BUILTIN, language_model, options_for
-from tests import jobs
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.runs import play_rank
@@ -75,16 +70,6 @@ WAYS = {
 }
 
 
-class StoppedAutoencoder(autoencoder.Autoencoder):
-    """Sends rank 1 a SIGTERM in its second step; the first asks for the loss twice."""
-
-    def loss(self, model: nn.Module, batch: digits.Batch) -> Tensor:
-        self.calls = getattr(self, "calls", 0) + model.training
-        if self.calls == 3 and model.training and get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().loss(model, batch)
-
-
 def small(folder: Path, name: str, way: str) -> Config:
     """Return a shipped config for two ranks and a few seconds."""
     path = CONFIGS / f"{name}.yaml"
@@ -98,19 +83,16 @@ def small(folder: Path, name: str, way: str) -> Config:
     return config.model_copy(update={"task": BUILTIN.get(shipped.task, shipped.task)})
 
 
-def play(folder: Path, name: str, config: Config) -> tuple[RunDirectory, list[list[int]], str]:
-    """Run a config until it no longer asks to be continued; return the run, exit codes and output."""
+def play(folder: Path, name: str, config: Config) -> tuple[RunDirectory, list[int], str]:
+    """Run a config; return the run, exit codes and output."""
     if "autoencoder" in config.task or "classifier" in config.task:
         # Each rank would import this module after the fork.
         import sklearn.datasets  # noqa: F401
     run = create(folder / name, to_yaml(config), {"created": time.time()})
     logs = folder / f"{name}-logs"
     logs.mkdir()
-    attempts: list[list[int]] = []
-    while not attempts or attempts[-1] == [75, 75]:
-        restart = len(attempts)
-        attempts.append(fork_ranks(2, lambda rank, n=restart: play_rank(rank, run.path, n), logs))
-    return run, attempts, (logs / "rank-0.log").read_text()
+    codes = fork_ranks(2, lambda rank: play_rank(rank, run.path, 0), logs)
+    return run, codes, (logs / "rank-0.log").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +115,7 @@ def test_a_shipped_config_learns_the_same_with_ddp_and_fsdp(tmp_path: Path, name
     losses = []
     for way in WAYS:
         run, codes, said = play(tmp_path, way, small(tmp_path, name, way))
-        assert codes == [[0, 0]], said
+        assert codes == [0, 0], said
         result = read_json(run.result) or {}
         assert result["state"] == "finished"
         assert "report_error" not in result
@@ -145,16 +127,3 @@ def test_a_shipped_config_learns_the_same_with_ddp_and_fsdp(tmp_path: Path, name
         losses.append([line["loss"] for line in lines])
     ddp, fsdp = losses
     assert fsdp == pytest.approx(ddp, rel=1e-3)
-
-
-@forked
-def test_a_stop_changes_no_bit_of_random_codes(tmp_path: Path) -> None:
-    config = small(tmp_path, "autoencoder", "ddp")
-    calm, codes, said = play(tmp_path, "calm", config)
-    assert codes == [[0, 0]], said
-    task = f"{StoppedAutoencoder.__module__}:{StoppedAutoencoder.__qualname__}"
-    stopped, codes, said = play(tmp_path, "stopped", config.model_copy(update={"task": task}))
-    assert codes == [[75, 75], [0, 0]], said
-    undisturbed = jobs.final_state(calm)
-    assert undisturbed
-    assert jobs.final_state(stopped) == undisturbed

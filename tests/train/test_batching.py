@@ -59,12 +59,6 @@ def test_micro_batches_respect_their_limit(batch_size, ranks, micro_batch):
     assert accumulation == 1 or ranks * (accumulation - 1) * micro_batch < batch_size
 
 
-def test_fewer_ranks_take_the_same_batch_in_more_micro_batches():
-    config = with_batches(batch_size=64, micro_batch=8)
-    assert [accumulation_of(config, ranks) for ranks in (8, 4, 3, 1)] == [1, 2, 3, 8]
-    assert accumulation_of(with_batches(batch_size=64, accumulation=2), 3) == 2
-
-
 @pytest.mark.parametrize(
     ("batching", "lines"),
     [

@@ -92,18 +92,6 @@ def test_reading_does_not_use_the_saved_generators(workers):
     assert np.random.get_state()[1].tolist() == before[2]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_the_batches_of_all_ranks_together_are_the_global_batch(world_size):
-    alone = steps(Numbers(37), 0, 12, batch_size=8, accumulation=1)
-    shares = [
-        steps(Numbers(37), 0, 12, batch_size=8, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    for number, (batch,) in enumerate(alone):
-        taken = [sample for share in shares for micro in share[number] for sample in micro]
-        assert sorted(taken) == sorted(batch)
-
-
 def test_closing_ends_the_loader_processes():
     before = set(multiprocessing.active_children())
     batches = training_steps(

@@ -37,16 +37,6 @@ def test_it_is_due_after_patience_validations_without_improvement():
     assert (early.best, early.best_step, early.end(100)) == (2.0, 4, 6)
 
 
-def test_the_message_names_the_best_loss():
-    early, _, _ = seen([3.0, 2.8, 3.5, 2.8], patience=2)
-    assert (
-        early.reason()
-        == "at step 4: 2 validations without a better loss; the best was 2.8, at step 2"
-    )
-    early, _, _ = seen([float("nan")], patience=1)
-    assert early.reason() == "at step 1: 1 validation without a better loss"
-
-
 def test_a_nan_loss_is_never_better():
     early, best, due = seen([float("nan"), 5.0, float("inf"), float("nan")], patience=2)
     assert best == [False, True, False, False]
@@ -130,15 +120,3 @@ def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said
-
-
-@forked
-def test_keys_that_need_validation_are_idle_without_it(make, tmp_path):
-    run = make(
-        "blind", "task=tests.train.faulty_tasks:Regression", "train.patience=null", "train.steps=2"
-    )
-    assert attempt(run, tmp_path / "logs") == exitcodes.DONE
-    said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
-    for key in ("train.validate_every", "checkpoint.keep_best"):
-        assert f"hpcrun: {key}: has no effect: Regression has no validation set\n" in said
-    assert "train.validate_batches" not in said

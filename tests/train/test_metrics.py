@@ -222,16 +222,9 @@ def test_a_line_is_the_mean_over_its_steps() -> None:
         ("NVIDIA A100-SXM-64GB", None),
         ("NVIDIA A800-SXM4-80GB", 312e12),
         ("NVIDIA H20", 148e12),
-        ("NVIDIA H800", 989e12),
-        ("NVIDIA B300 SXM6 AC", 2250e12),
         ("NVIDIA GB300", 2500e12),
-        ("NVIDIA RTX A6000", 154.8e12),
-        ("NVIDIA RTX 6000 Ada Generation", 364e12),
         ("NVIDIA GeForce RTX 4090", 165.2e12),
-        ("NVIDIA GeForce RTX 4090 D", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("AMD Instinct MI325X", 1307e12),
-        ("AMD Instinct MI355X", 2516e12),
         ("AMD Instinct MI250X / MI250", 191.5e12),
         ("AMD Instinct MI210", None),
         ("Tesla V100-SXM2-16GB", None),
@@ -303,7 +296,10 @@ def test_a_failing_sink_is_reported_once_and_the_rest_continues(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Full:
+        written = 0
+
         def write(self, line: object) -> None:
+            self.written += 1
             raise OSError("no space")
 
         def flush(self) -> None:
@@ -312,36 +308,16 @@ def test_a_failing_sink_is_reported_once_and_the_rest_continues(
         def close(self) -> None:
             raise OSError("no space for the rest either")
 
-    sinks = Sinks([Full(), JsonLines(run)])
+    full = Full()
+    sinks = Sinks([full, JsonLines(run)])
     sinks.write({"step": 1})
     sinks.write({"step": 2})
     sinks.close()
     assert read_lines(run.metrics) == [{"step": 1}, {"step": 2}]
+    assert full.written == 2
     assert (
         capsys.readouterr().err == "hpcrun: cannot write Full: no space; the training continues\n"
     )
-
-
-def test_metrics_go_on_after_an_outage(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sinks = Sinks([JsonLines(run)])
-    sinks.write({"step": 1})
-    sinks.flush()
-    lines = run.metrics.rename(run.metrics.with_suffix(".away"))
-    run.metrics.mkdir()
-    for step in (2, 3, 4):
-        sinks.write({"step": step})
-        sinks.flush()
-    told = capsys.readouterr().err
-    assert told.startswith("hpcrun: cannot write metrics: ")
-    assert told.count("\n") == 1
-    run.metrics.rmdir()
-    lines.rename(run.metrics)
-    for step in (5, 6):
-        sinks.write({"step": step})
-    sinks.close()
-    assert read_lines(run.metrics) == [{"step": 1}, {"step": 5}, {"step": 6}]
 
 
 def test_all_attempts_of_a_run_are_one_run_of_wandb(run: RunDirectory, tmp_path: Path) -> None:

@@ -60,23 +60,3 @@ def test_every_sample_is_equally_likely_at_the_start():
     counts = np.bincount(first, minlength=size)
     # 100 expected each, standard deviation 9.5.
     assert np.all(np.abs(counts - epochs / size) < 5 * 9.5)
-
-
-@given(
-    first=st.integers(0, 10**9),
-    count=st.integers(0, 60),
-    world_size=st.integers(1, 8),
-    accumulation=st.integers(1, 4),
-)
-def test_parts_of_an_indivisible_batch_differ_by_at_most_one(
-    first, count, world_size, accumulation
-):
-    span = range(first, first + count)
-    parts = [
-        part.tolist()
-        for rank in range(world_size)
-        for part in order.divide(span, rank, world_size, accumulation)
-    ]
-    assert sorted(place for part in parts for place in part) == list(span)
-    sizes = [len(part) for part in parts]
-    assert max(sizes) - min(sizes) <= 1

@@ -145,41 +145,6 @@ def test_a_start_prunes_after_a_full_disk(tmp_path, capsys):
     assert "cannot be listed" in capsys.readouterr().err
 
 
-class Unchanging(FileSystem):
-    """Refuses to rename folders with ``part`` in their names."""
-
-    def __init__(self, part: str) -> None:
-        self._part = part
-
-    def rename(self, source: Path, target: Path) -> None:
-        if self._part in source.name:
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        super().rename(source, target)
-
-
-@pytest.mark.parametrize(
-    ("refused", "left"),
-    [
-        # The damaged checkpoint cannot be renamed, and does not count as kept.
-        ("step-000000005", ["step-000000003", "step-000000004", "step-000000005"]),
-        # An old checkpoint cannot be removed, and the damaged checkpoint is renamed.
-        (
-            "step-000000002",
-            ["damaged-step-000000005", "step-000000002", "step-000000003", "step-000000004"],
-        ),
-    ],
-)
-def test_a_start_prunes_and_quarantines_independently(tmp_path, capsys, refused, left):
-    for step in range(2, 6):
-        faults.save(CheckpointStore(tmp_path, "7-0"), step)
-    flip(tmp_path / "step-000000005" / "shared.pt")
-    store = CheckpointStore(tmp_path, "7-1", fs=Unchanging(refused), patience=0)
-    store.prove(5)
-    make_room(store, configured("checkpoint.keep=2"), step=4)
-    assert sorted(path.name[:22] for path in tmp_path.iterdir()) == left
-    assert "Permission denied (EACCES)" in capsys.readouterr().err
-
-
 def restarted_with(monkeypatch, name, replacement, run, logs):
     """Run as :func:`started`, with the file system's call ``name`` replaced."""
     monkeypatch.setattr(FileSystem, name, replacement)

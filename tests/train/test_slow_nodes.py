@@ -73,12 +73,6 @@ def test_three_windows_make_and_end_a_slow_node() -> None:
     assert (begun, over) == ([SlowNode("b", 1, 1.6, 160)], ["b"])
 
 
-def test_two_slow_windows_in_a_row_name_no_node() -> None:
-    slow = [True] * 10 + [False] * 5
-    lines = ([0.1, 0.2 if slow[number % 15] else 0.1] for number in range(300))
-    assert changes(SlowNodes(["a", "b"]), lines) == ([], [])
-
-
 def test_a_window_needs_five_lines_and_fifty_steps() -> None:
     single, rare = SlowNodes(["a", "b"]), SlowNodes(["a", "b"])
     by_step = [one for step in range(1, 200) for one in single.add(step, 1, [0.1, 0.2], 0.3)[0]]
@@ -197,16 +191,3 @@ def test_a_slow_node_is_left_at_the_next_save(tmp_path, monkeypatch, parallel):
     assert [one.host for one in slow_now(read_events(played.run))] == ["n1"]
     assert "n1 is slow: rank 1 takes" in played.said()
     assert played.events("saved")[-1].step == 400
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@forked
-def test_equal_ranks_are_not_named(tmp_path, parallel):
-    played = play_run(
-        *(tmp_path, Slowed, *BUSY, "train.steps=400", "train.log_every=10"),
-        *("model.where=none", "model.slow=1", "model.busy=0", f"train.parallel={parallel}"),
-        *("checkpoint.every=50", "restarts.replace_slow=true"),
-    )
-    assert played.codes == DONE, played.said()
-    assert played.events("slow") == []

@@ -58,47 +58,6 @@ def test_three_ranks_train_like_one_process_on_the_same_batches(rank, both, toge
     )
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({"ema": 0.9, "amp": FP16, "accumulation": 6}, id="fp16"),
-        pytest.param({"parallel": "fsdp", "ema": 0.9}, id="sharded"),
-    ],
-)
-@ranks(WORLD)
-def test_a_stop_changes_no_bit_with_uneven_micro_batches(rank, tmp_path, options):
-    calm = Work(rank, dropout=0.3, **options)
-    calm.steps(0, 9)
-    broken = Work(rank, dropout=0.3, **options)
-    broken.steps(0, 3)
-    saved = broken.trainer.save_checkpoint(tmp_path, 3)
-    assert saved.ok, saved.error
-    again = Work(rank, dropout=0.3, **options)
-    again.trainer.load_checkpoint(tmp_path)
-    again.steps(3, 9)
-    assert digest(again.weights()) == digest(calm.weights())
-    assert digest(again.averages()) == digest(calm.averages())
-    assert len(again.averages()) == 4
-
-
-@ranks(WORLD, 1)
-def test_a_resume_on_fewer_ranks_takes_the_same_batches(rank, world_size, tmp_path):
-    if world_size == WORLD:
-        three = Work(rank, accumulation=2, ema=0.9)
-        three.steps(0, 4)
-        saved = three.trainer.save_checkpoint(tmp_path, 4)
-        assert saved.ok, saved.error
-        return
-    after, always = Work(0, 1, accumulation=6, ema=0.9), Work(0, 1, ema=0.9)
-    after.trainer.load_checkpoint(tmp_path)
-    always.steps(0, 4)
-    losses, expected = (torch.stack(work.steps(4, 9)) for work in (after, always))
-    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        flat(after.averages()), flat(always.averages()), rtol=1e-5, atol=1e-5
-    )
-
-
 @ranks(WORLD)
 def test_validation_is_the_mean_over_all_tokens(rank):
     work = Work(rank, task=Masked(), ema=0.9)

@@ -117,10 +117,6 @@ class Work:
     def weights(self):
         return [whole(value) for value in self.trainer.module.state_dict().values()]
 
-    def averages(self):
-        average = self.trainer.average
-        return [] if average is None else [whole(value) for value in average.tensors().values()]
-
 
 def whole(value):
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,6 +1,7 @@
 """Log metrics of training: rank 0 writes a line every ``train.log_every`` steps."""
 
 import contextlib
+import math
 import os
 import resource
 import time
@@ -218,51 +219,44 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-_NOTHING = [0.0, 0.0, 0.0, 0.0]
-"""Sum of losses and number of steps: of steps that were taken, then of skipped steps."""
-
-
 class LossWindow:
-    """Sums the losses of unlogged steps. Skipped steps are excluded, unless all steps were skipped.
+    """Sums the losses of unlogged steps, without skipped steps.
 
     ``results``: this process's unlogged steps.
     """
 
     def __init__(self) -> None:
         self.results: list[StepResult] = []
-        self._before = _NOTHING
+        self._before = (0.0, 0.0)
 
     def mean(self) -> float:
-        """Return this rank's mean loss, and reset. Waits for the device once.
+        """Return this rank's mean loss, NaN if all steps were skipped, and reset. Waits for the device once.
 
         The mean over ranks is the mean over all samples.
         """
-        taken, steps, skipped, skipped_steps = self._sums()
-        self.results, self._before = [], _NOTHING
-        return taken / steps if steps else skipped / skipped_steps
+        loss, steps = self._sums()
+        self.results, self._before = [], (0.0, 0.0)
+        return loss / steps if steps else math.nan
 
     def saved(self, ranks: Ranks) -> list[float]:
         """Return what a checkpoint needs, identical on all ``ranks``. Collective."""
-        if not self.results and self._before is _NOTHING:
+        loss, steps = self._sums()
+        if not self.results and not steps:
             return []
-        sums = torch.tensor(self._sums(), dtype=torch.float64)
-        if ranks.world_size > 1:
-            dist.all_reduce(sums, group=ranks.group)
-            sums /= ranks.world_size
-        found: list[float] = sums.tolist()
-        return found
+        return [mean_over_ranks(loss, 1.0, ranks), steps]
 
     def restore(self, saved: Sequence[float]) -> None:
         """Restore what :meth:`saved` returned, on any number of ranks."""
-        self._before = list(saved) or _NOTHING
+        if saved:
+            self._before = saved[0], saved[1]
 
-    def _sums(self) -> list[float]:
-        sums = list(self._before)
+    def _sums(self) -> tuple[float, float]:
+        """Return the sum of the losses, and the number of its steps."""
+        loss, steps = self._before
         if self.results:
             # A few numbers sum faster on the host than on the device.
             losses: list[float] = torch.stack([result.loss for result in self.results]).tolist()
-            for loss, result in zip(losses, self.results, strict=True):
-                at = 2 if result.decision.peek() else 0
-                sums[at] += loss
-                sums[at + 1] += 1
-        return sums
+            for one, result in zip(losses, self.results, strict=True):
+                if not result.decision.peek():
+                    loss, steps = loss + one, steps + 1
+        return loss, steps
