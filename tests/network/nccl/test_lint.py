@@ -139,16 +139,10 @@ def test_prefixes_that_match_more_than_they_say() -> None:
     [
         ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "=mlx5_0"}, "NCCL_IB_HCA", "switches InfiniBand"),
         (
-            {"NCCL_NSOCKS_PERTHREAD": "16", "NCCL_SOCKET_NTHREADS": "8"},
-            "NCCL_NSOCKS_PERTHREAD",
-            "64",
-        ),
-        (
             {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
             "NCCL_P2P_LEVEL",
             "level does nothing",
         ),
-        ({"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8"}, "NCCL_MIN_CTAS", "larger than"),
         ({"NCCL_ALGO": "NVLS,Ring", "NCCL_NVLS_ENABLE": "0"}, "NCCL_ALGO", "requests NVLS"),
         ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "NCCL_NET", "fails to start"),
         (
