@@ -43,7 +43,7 @@ class Driver:
         self._answers: dict[str, Any] = {
             "Init": None,
             "Shutdown": None,
-            "SystemGetDriverVersion": b"550.54",
+            "SystemGetDriverVersion": "550.54",
             "DeviceGetCount": 2,
             "DeviceGetTotalEccErrors": 0,
             "DeviceGetRemappedRows": [0, 0, 0, 0],
