@@ -23,8 +23,8 @@ from hpcrun.network.measurements import (
 )
 from hpcrun.network.probes import Finding
 
-THRESHOLD = 0.5
-"""A node or a link below this fraction of the usual rate is slow."""
+# A node or a link below this fraction of the usual rate is slow.
+_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Suspects:
     links: tuple[tuple[str, str], ...]
 
 
-def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> list[Finding]:
+def findings(measured: NetworkMeasurements) -> list[Finding]:
     """Return the findings, nodes before links; only the most severe finding about a node."""
     found = [_fault("silent", why, node=node) for node, why in measured.silent.items()]
     if measured.ended:
@@ -47,7 +47,7 @@ def findings(measured: NetworkMeasurements, threshold: float = THRESHOLD) -> lis
         _of_connections(measured.transfers),
         # A wrong MTU explains low rates.
         [one for one in measured.probed if one.status in ("warn", "fail")],
-        _of_rates(measured.transfers, threshold),
+        _of_rates(measured.transfers),
     ):
         named = {one.nodes for one in found}
         fresh = [
@@ -82,18 +82,18 @@ def _fault(check: str, words: str, remedy: str = "", node: str | None = None) ->
     return Finding(check, () if node is None else (node,), "fail", words, remedy)
 
 
-def suspects(transfers: Sequence[Transfer], threshold: float = THRESHOLD) -> Suspects:
+def suspects(transfers: Sequence[Transfer]) -> Suspects:
     """Return the slow nodes and links. Not yet findings: other jobs may be the cause."""
     marks = scores(transfers)
     if len(marks) < 3:
         return Suspects((), ())
-    slow = {node for node, score in marks.items() if score < threshold}
+    slow = {node for node, score in marks.items() if score < _THRESHOLD}
     usual = usual_rate(node_rates(transfers)) or 0.0
     links = [
         pair
         for pair, rate in link_rates(transfers).items()
         if not slow.intersection(pair)
-        and rate < threshold * usual * min(1.0, *(marks[node] for node in pair))
+        and rate < _THRESHOLD * usual * min(1.0, *(marks[node] for node in pair))
     ]
     return Suspects(tuple(sorted(slow)), tuple(sorted(links)))
 
@@ -160,22 +160,22 @@ def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
     return found
 
 
-def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
+def _of_rates(transfers: Sequence[Transfer]) -> list[Finding]:
     marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
     usual = usual_rate(rates) or 0.0
-    low, parallelism = suspects(transfers, threshold), direction_rates(rounds)
+    low, parallelism = suspects(transfers), direction_rates(rounds)
 
     def was_fast_again(subject: tuple[str, ...]) -> bool:
         """Return True if a suspect was fast in the repeated measurement: other load had slowed it."""
         again = rate_again(transfers, subject)
-        return again is not None and again >= threshold * usual
+        return again is not None and again >= _THRESHOLD * usual
 
     found = []
     for node in low.nodes:
         if was_fast_again((node,)):
             continue
         speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
-        slow = [way for way, rate in parallelism[node].items() if rate < threshold * usual]
+        slow = [way for way, rate in parallelism[node].items() if rate < _THRESHOLD * usual]
         what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
         remedy = "look at its cable, port speed and duplex"
         found.append(_fault("slow", f"{what}: {speed}", remedy, node))
@@ -186,7 +186,7 @@ def _of_rates(transfers: Sequence[Transfer], threshold: float) -> list[Finding]:
         slow = [
             f"from {one.sender} to {one.receiver}"
             for one in rounds
-            if {one.sender, one.receiver} == {*pair} and (one.rate or 0.0) < threshold * usual
+            if {one.sender, one.receiver} == {*pair} and (one.rate or 0.0) < _THRESHOLD * usual
         ]
         way = f"only {slow[0]}" if len(slow) == 1 else "but not its nodes"
         words = f"the link is slow, {way}: {rate_text(lowest[pair])}, the usual rate is "

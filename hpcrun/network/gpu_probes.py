@@ -106,7 +106,7 @@ def read_gpus() -> dict[str, Any]:
     except pynvml.NVMLError as error:
         return {"problem": f"NVML does not start: {error}"}
     try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        driver = pynvml.nvmlSystemGetDriverVersion()
         devices = [_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
         return {"problem": f"NVML: {error}"}
@@ -133,7 +133,7 @@ def _device(nvml: Any, index: int) -> dict[str, Any]:
     uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
     return {
         "index": index,
-        "uuid": _text(value("nvmlDeviceGetUUID") or ""),
+        "uuid": value("nvmlDeviceGetUUID") or "",
         "uncorrected": value("nvmlDeviceGetTotalEccErrors", *uncorrected),
         "remap_pending": bool(remapped and remapped[2]),
         "remap_failed": bool(remapped and remapped[3]),
@@ -141,11 +141,6 @@ def _device(nvml: Any, index: int) -> dict[str, Any]:
         "width": value("nvmlDeviceGetCurrPcieLinkWidth"),
         "full_width": value("nvmlDeviceGetMaxPcieLinkWidth"),
     }
-
-
-def _text(value: "str | bytes") -> str:
-    """Return NVML's text, which older versions of nvidia-ml-py return as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _visible(devices: list[dict[str, Any]], listed: str | None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpcrun.network.agents import Nodes
-from hpcrun.network.findings import THRESHOLD, Suspects, excluded, findings, suspects
+from hpcrun.network.findings import Suspects, excluded, findings, suspects
 from hpcrun.network.links import CONNECT
 from hpcrun.network.measurements import (
     SIZES,
@@ -41,7 +41,6 @@ class Options:
     streams: int = 4
     all_reduce: float = 0.0
     patience: float = 120.0
-    threshold: float = THRESHOLD
 
 
 Progress = Callable[[int, int, str], None]
@@ -151,7 +150,7 @@ class Check:
 
     def _again(self) -> None:
         """Measure slow pairs again, one at a time: a bad cable stays slow without other load."""
-        found = suspects(self.measured.transfers, self._options.threshold)
+        found = suspects(self.measured.transfers)
         repeated = _to_repeat(found, self._nodes.live)
         for step, (subject, pair) in enumerate(repeated):
             self._progress(step, len(repeated), "measuring slow nodes and links again")
@@ -159,7 +158,7 @@ class Check:
 
     def _all_reduce(self) -> None:
         """Run an all-reduce over the nodes without a finding; a bad node would only make it slow."""
-        found = findings(self.measured, self._options.threshold)
+        found = findings(self.measured)
         left_out = excluded(found)
         well = [name for name in self._nodes.live if name not in left_out]
         if not self._options.all_reduce or len(well) < 2 or not all(one.nodes for one in found):

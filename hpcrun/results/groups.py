@@ -276,13 +276,18 @@ def seed_keys(values: Mapping[str, Any], key: str) -> set[str]:
 
 def _group_keys(values: dict[str, Any], question: Question) -> dict[str, Any]:
     if question.by is not None:
-        return {key: values.get(key, _ABSENT) for key in question.by}
+        return {key: _rounded(values.get(key, _ABSENT)) for key in question.by}
     left_out = {"name", *seed_keys(values, question.seed_key)}
     return {
-        key: value
+        key: _rounded(value)
         for key, value in values.items()
         if key not in left_out and not key.startswith(SAME_TRAINING)
     }
+
+
+def _rounded(value: Any) -> Any:
+    """Return 0.02 for 0.020000000000000004, a computed value."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def _label(groups: list[RunGroup], question: Question) -> None:
@@ -302,18 +307,11 @@ def _label(groups: list[RunGroup], question: Question) -> None:
         group.label = "config unknown"
     for group in known:
         group.keys = {key: group.keys.get(key, _ABSENT) for key in keys}
-    for whole in (False, True):
-        for group in known:
-            words = [f"{key}={_shown(value, whole)}" for key, value in group.keys.items()]
-            group.label = " ".join(words) or "all runs"
-        if len({group.label for group in known}) == len(known):
-            return
+        words = [f"{key}={_shown(value)}" for key, value in group.keys.items()]
+        group.label = " ".join(words) or "all runs"
 
 
-def _shown(value: Any, whole: bool) -> str:
-    if isinstance(value, float) and not whole:
-        # 0.020000000000000004 is 0.02 after a computation.
-        value = float(f"{value:.12g}")
+def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

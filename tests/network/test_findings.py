@@ -141,11 +141,6 @@ def test_a_link_that_is_fast_alone_has_no_finding() -> None:
     assert findings(measured) == []
 
 
-def test_silent_nodes_are_findings() -> None:
-    measured = fleet(4, 1, usual, silent={"n3": "its task did not start"})
-    assert kinds(findings(measured)) == [("silent", ("n3",))]
-
-
 def name_check(resolver: str, target: str, problem: Any = None) -> NameCheck:
     """Return the check of a name, with a failure if ``problem`` is set."""
     seconds = None if problem else 1e-4

@@ -33,13 +33,6 @@ def facts(**records: tuple[str, Record]) -> PreflightFacts:
     return measured
 
 
-def test_good_nodes_pass() -> None:
-    measured = facts()
-    assert {one.status for one in results(measured)} == {"pass"}
-    assert lines(measured, results(measured))[-1] == "3 nodes checked in 0.0 s: fit"
-    assert as_data(measured, results(measured))["fit"]
-
-
 def test_the_report_ends_with_the_option_that_excludes_the_node() -> None:
     measured = facts(n2=("ecc", ECC))
     text = lines(measured, results(measured))

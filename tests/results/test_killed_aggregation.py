@@ -1,7 +1,6 @@
 """An aggregation that is killed leaves the old file or the new one."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,57 +12,11 @@ import pytest
 
 from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.run_reader import find_runs
-from hpcrun.results.store import Draft, ResultsFile
+from hpcrun.results.store import Draft
 from hpcrun.run.files import append_line
 from tests.results.conftest import MakeRun
 
 ROOT = Path(__file__).parents[2]
-
-
-def rows_of(path: Path) -> int:
-    """Read the whole file and return its rows."""
-    with ResultsFile(path) as store:
-        found = [store.metrics(key) for key in store.keys()]  # noqa: SIM118
-        total = sum(len(one) for one in found if one is not None)
-        assert total == store.table("runs")["rows"].sum()
-    return total
-
-
-@pytest.mark.parametrize("processes", [0, 2])
-def test_killed_at_any_time(tmp_path: Path, make_run: MakeRun, processes: int) -> None:
-    runs = [make_run(f"r{number}", [1.0] * 20) for number in range(30)]
-    output = tmp_path / "results.h5"
-    sources = RunSource(find_runs([str(tmp_path / "runs")], tmp_path))
-    began = time.monotonic()
-    aggregate(sources, output, processes=0)
-    took = time.monotonic() - began
-    words = ["aggregate", "runs", "-o", "results.h5", "--processes", str(processes)]
-    draw = random.Random(processes)
-    old = rows_of(output)
-    for _ in range(4):
-        for run in runs:
-            append_line(run.metrics, {"step": 999, "loss": 0.5})
-        process = subprocess.Popen(
-            [sys.executable, "-m", "hpcrun", *words],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            stdout=subprocess.DEVNULL,
-        )
-        lock = tmp_path / ".results.h5.lock"
-        # A process that dies before it has written its name blocks the other processes for three minutes.
-        while process.poll() is None and not (lock.exists() and lock.read_text()):
-            time.sleep(0.005)
-        time.sleep(draw.uniform(0, 2 * took))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        found = rows_of(output)
-        assert (found - old) % len(runs) == 0
-        old = found
-    # The lock and the temporary files of dead processes block nothing.
-    aggregate(sources, output, processes=0)
-    assert rows_of(output) == 30 * 24
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"runs", "results.h5"}
 
 
 @pytest.mark.parametrize("where", ["copy", "put", "finish"])

@@ -42,7 +42,6 @@ _ALL_REDUCE = 60.0
 _MEASURE: Sequence[tuple[str, float, float, str]] = (
     ("seconds", Options.seconds, 0.1, "seconds per round"),
     ("streams", Options.streams, 1, "connections per pair"),
-    ("threshold", Options.threshold, 0.01, "a rate below this share of the usual rate is slow"),
     ("patience", Options.patience, 1, "seconds for the nodes to start"),
     ("all-reduce", _ALL_REDUCE, 0, "timeout of the final all-reduce in seconds; 0: none"),
 )
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
             "with --local 4"
         )
     measured = _measure(arguments, step_hosts(os.environ))
-    found = findings(measured, arguments.threshold)
+    found = findings(measured)
     if arguments.json:
         print_json(as_data(measured, found))
     else:
@@ -80,8 +79,6 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name.replace("-", "_"))
         if value < least:
             raise UserError(f"--{name} {value}: should be at least {least}")
-    if arguments.threshold >= 1:
-        raise UserError(f"--threshold {arguments.threshold}: should be between 0 and 1")
     require_local(arguments.local, 2)
 
 
@@ -97,7 +94,6 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
         seconds=arguments.seconds,
         streams=arguments.streams,
         all_reduce=arguments.all_reduce,
-        threshold=arguments.threshold,
         patience=arguments.patience,
     )
     with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:

@@ -209,10 +209,7 @@ def _about(rule: Combination, settings: Mapping[str, Setting]) -> list[str]:
 
 
 def _holds(rule: Combination, settings: Mapping[str, Setting]) -> bool:
-    for name, condition in rule.when.items():
-        if not _meets(settings.get(name), condition):
-            return False
-    return _relates(rule.relation, settings) if rule.relation else True
+    return all(_meets(settings.get(name), condition) for name, condition in rule.when.items())
 
 
 def _meets(setting: Setting | None, condition: str) -> bool:
@@ -242,20 +239,6 @@ def _matches(value: str, condition: str) -> bool:
         return False
     limit = int(condition[1:])
     return found > limit if condition[0] == ">" else found < limit
-
-
-def _relates(relation: Mapping[str, object], settings: Mapping[str, Setting]) -> bool:
-    names = relation.get("product") or relation.get("greater")
-    assert isinstance(names, list)
-    values = [number(settings[name].value or "") if name in settings else None for name in names]
-    first, second = values
-    if first is None or second is None:
-        return False
-    if "product" in relation:
-        above = relation["above"]
-        assert isinstance(above, int)
-        return first * second > above
-    return first > second
 
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

@@ -62,7 +62,6 @@ class Combination:
     advice: str
     source: str
     when: Mapping[str, str] = field(default_factory=dict)
-    relation: Mapping[str, Any] = field(default_factory=dict)
     since: str = "0"
 
 

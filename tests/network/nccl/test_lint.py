@@ -63,10 +63,6 @@ def test_what_is_wrong_in_public_guides(guide: dict[str, Any]) -> None:
     assert names(findings, "warning") <= set(guide["warnings"]) | set(guide["errors"])
 
 
-def test_there_are_ten_guides() -> None:
-    assert len({guide["source"] for guide in GUIDES}) >= 10
-
-
 def test_what_needs_no_setting_has_no_finding() -> None:
     assert found(PATH="/bin", HOME="/root", CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="1") == []
     assert found(NCCL_SOCKET_IFNAME="=eth0", GLOO_SOCKET_IFNAME="eth0", NCCL_DEBUG="WARN") == []
@@ -139,16 +135,10 @@ def test_prefixes_that_match_more_than_they_say() -> None:
     [
         ({"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "=mlx5_0"}, "NCCL_IB_HCA", "switches InfiniBand"),
         (
-            {"NCCL_NSOCKS_PERTHREAD": "16", "NCCL_SOCKET_NTHREADS": "8"},
-            "NCCL_NSOCKS_PERTHREAD",
-            "64",
-        ),
-        (
             {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
             "NCCL_P2P_LEVEL",
             "level does nothing",
         ),
-        ({"NCCL_MIN_CTAS": "16", "NCCL_MAX_CTAS": "8"}, "NCCL_MIN_CTAS", "larger than"),
         ({"NCCL_ALGO": "NVLS,Ring", "NCCL_NVLS_ENABLE": "0"}, "NCCL_ALGO", "requests NVLS"),
         ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "NCCL_NET", "fails to start"),
         (

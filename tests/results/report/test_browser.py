@@ -62,7 +62,7 @@ def browser(chromium: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of the report of 24 runs, of which two failed."""
+    """The address of the report of 24 runs; two failed."""
     folder = tmp_path_factory.mktemp("page")
     for rate in RATES:
         for width in WIDTHS:
@@ -102,7 +102,7 @@ def show(browser: webdriver.Chrome, width: int, theme: str = "light") -> None:
 
 
 def visit(browser: webdriver.Chrome, address: str) -> None:
-    """Open a page anew, also if only its fragment differs from the page before."""
+    """Load a page again, also if only its fragment differs from the page before."""
     browser.get("about:blank")
     browser.get(address)
 
