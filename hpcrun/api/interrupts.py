@@ -1,7 +1,7 @@
-"""Signals recorded for a check between two steps, instead of exceptions at any line.
+"""Signals recorded for a check between two steps, and the wait for the ends of cancelled runs.
 
-An exception in the middle of a submission would leave an unrecorded job; in the middle of a read, it would
-lose a line.
+A signal raises no exception here: in the middle of a submission an exception would leave an unrecorded job,
+and in the middle of a read it would lose a line.
 """
 
 import signal
