@@ -1,14 +1,12 @@
 """Tests that fail on ranks in different ways, for ``test_failing_on_ranks.py``."""
 
 import os
-import signal
 import time
 
 import pytest
 import torch
 
-from tests.on_ranks import forked, gathered, ranks
-from tests.train.forks import fork_ranks
+from tests.on_ranks import gathered, ranks
 
 
 @ranks(3)
@@ -23,13 +21,6 @@ def test_an_assertion_of_one_rank(rank):
 def test_a_rank_that_waits(rank):
     if rank == 1:
         time.sleep(1000)
-    gathered(rank)
-
-
-@ranks(2)
-def test_a_rank_that_dies(rank):
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     gathered(rank)
 
 
@@ -53,16 +44,3 @@ def test_a_test_that_passes(rank, world_size, phase, tmp_path, capsys, monkeypat
 def test_a_test_that_every_rank_skips(rank):
     assert "ONLY_HERE" not in os.environ
     pytest.skip("a reason")
-
-
-@forked
-def test_exit_codes_of_forked_ranks(tmp_path):
-    assert not torch.distributed.is_initialized()
-
-    def play(rank):
-        store = torch.distributed.FileStore(str(tmp_path / "rendezvous"), 2)
-        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        torch.distributed.all_reduce(torch.ones(2, 3))
-        raise SystemExit(rank + 1)
-
-    assert fork_ranks(2, play) == [1, 3]

@@ -4,7 +4,6 @@ import ast
 import functools
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,19 +106,6 @@ def test_the_table_of_packages_is_complete() -> None:
 @pytest.mark.parametrize("package", sorted(packages()))
 def test_a_package_imports_what_the_table_allows(package: str) -> None:
     assert imported_packages(package) <= allowed_imports()[package]
-
-
-def test_the_table_allows_nothing_that_a_contract_forbids() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("tomllib needs Python 3.11")
-    import tomllib
-
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for contract in settings["tool"]["importlinter"]["contracts"]:
-        for module in contract.get("source_modules", ()):
-            forbidden = {name.removeprefix("hpcrun.") for name in contract["forbidden_modules"]}
-            package = module.removeprefix("hpcrun.")
-            assert not allowed_imports().get(package, set()) & forbidden, contract["name"]
 
 
 def test_every_cited_invariant_is_in_the_list() -> None:

@@ -34,27 +34,14 @@ def test_a_failed_assertion_shows_rank_values_and_output(reports):
 
 def test_a_rank_that_waits_is_ended_with_its_stack(reports):
     report = reports["test_a_rank_that_waits"]
-    assert 'failing_on_ranks.py", line 26 in test_a_rank_that_waits' in report
-    assert re.search(r"^rank 1: still running after 8 s: .*line 25 in", report, re.MULTILINE)
-
-
-def test_a_killed_rank_comes_before_the_ranks_that_lose_it(reports):
-    report = reports["test_a_rank_that_dies"]
-    assert report.startswith(
-        "rank 1 of 2, the first rank that failed:\nthe rank was killed by SIGKILL"
-    )
+    assert 'failing_on_ranks.py", line 24 in test_a_rank_that_waits' in report
+    assert re.search(r"^rank 1: still running after 8 s: .*line 23 in", report, re.MULTILINE)
 
 
 def test_nccl_rules_hold(reports):
     assert "NCCL needs contiguous tensors" in reports["test_a_collective_that_nccl_refuses"]
 
 
-def test_a_forked_test_shows_the_exit_codes_of_its_ranks(reports):
-    report = reports["test_exit_codes_of_forked_ranks"]
-    assert "[1, 2] == [1, 3]" in report
-    assert "the first rank that failed" not in report
-
-
 def test_passed_and_skipped_tests_stay_what_they_are(reports):
-    assert "5 failed, 1 passed, 1 skipped" in reports[""]
+    assert "3 failed, 1 passed, 1 skipped" in reports[""]
     assert "a reason" in reports[""]

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from hpcrun.errors import UserError
 from hpcrun.printing import escaped, logged, quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
 from hpcrun.run.events import Attempt
-from hpcrun.slurm.avoided_nodes import NodeFailure
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent
@@ -169,21 +167,6 @@ def test_no_control_character_of_random_text_reaches_a_terminal(hostile: Path) -
     assert not re.search(r"^hpcrun: forged", screen.text, re.M)
     assert "東京" in screen.text
     assert "é" in screen.text
-
-
-def test_the_bad_node_list_and_refusals_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    from hpcrun.cli.commands import nodes
-    from hpcrun.cli.main import print_refusal
-
-    chance = random.Random(8)
-    for _ in range(250):
-        entry = NodeFailure(node=wild(chance), time=1.0, why=wild(chance), run=wild(chance))
-        nodes.print_table(nodes.node_records([entry], 2, 24.0, 2.0))
-        print_refusal(*UserError(wild(chance)).lines)
-    told = capsys.readouterr()
-    assert obeyed((told.out + told.err).replace("\n", "")) == set()
-    # A heading and a line for each node; a line for each refusal.
-    assert (len(told.out.split("\n")), len(told.err.split("\n"))) == (501, 251)
 
 
 def test_the_progress_bar_shows_metric_names_as_data(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""Signals recorded for a check between two steps, instead of exceptions at any line.
+"""Signals recorded for a check between two steps, and the wait for the ends of cancelled runs.
 
-An exception in the middle of a submission would leave an unrecorded job; in the middle of a read, it would
-lose a line.
+A signal raises no exception here: in the middle of a submission an exception would leave an unrecorded job,
+and in the middle of a read it would lose a line.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hpcrun.config import load_resolved
@@ -15,6 +16,7 @@ from hpcrun.job.history import last_committed
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Cause, read_events
 from hpcrun.run.files import read_json
+from hpcrun.slurm.launch import jobs
 
 
 @contextmanager
@@ -47,10 +49,22 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def time_to_end(run: RunDirectory) -> float:
+def _time_to_end(run: RunDirectory) -> float:
     """Return the seconds within which a cancelled job of ``run`` ends, with a margin."""
     job = load_resolved(run.config).job
     return max(job.grace, float(job.kill_wait)) + 60.0
+
+
+def wait_for_ends(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Wait for the end of all cancelled jobs together, and record each end; return runs with a live job."""
+    start, live = time.monotonic(), []
+    for run in runs:
+        limit = start + _time_to_end(run) - time.monotonic()
+        if jobs.wait_until_ended(run, max(limit, 1.0)):
+            note_end(run)
+        else:
+            live.append(run)
+    return live
 
 
 def note_end(run: RunDirectory) -> None:

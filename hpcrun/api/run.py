@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from hpcrun.api.interrupts import note_end, time_to_end
+from hpcrun.api.interrupts import wait_for_ends
 from hpcrun.api.logs import log_name, require_log
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.run_status import row_of
@@ -205,15 +205,9 @@ class Run:
             # First: if this process is killed now, the search knows that the job has to end.
             record_event(self._directory, "pruned")
         (stopping.kill if now else stopping.cancel)(self._directory)
-        if not wait:
-            return
-        limit = time_to_end(self._directory)
-        if not jobs.wait_until_ended(self._directory, limit):
-            raise UserError(
-                f"{self.name}: the job has not ended after {limit:.0f} s; see `hpcrun status "
-                f"{handle(self._directory)}`"
-            )
-        note_end(self._directory)
+        if wait and wait_for_ends([self._directory]):
+            status = f"`hpcrun status {handle(self._directory)}`"
+            raise UserError(f"{self.name}: the job has not ended; see {status}")
 
     @refusing
     def preempt(self) -> None:

@@ -2,9 +2,10 @@
 
 import json
 import sys
-import unicodedata
 from collections.abc import Container, Sequence
 from typing import Any
+
+from tqdm.utils import disp_len
 
 from hpcrun.api.logs import last_attempt
 from hpcrun.api.places import handle
@@ -31,27 +32,15 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     Args:
         right: the columns whose cells are aligned at their right end.
     """
-    widths = [max(map(cells_wide, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(disp_len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
         padded = []
         for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            blank = " " * (width - cells_wide(cell))
+            blank = " " * (width - disp_len(cell))
             padded.append(blank + cell if index in right else cell + blank)
         lines.append("  ".join(padded).rstrip())
     return lines
-
-
-def cells_wide(text: str) -> int:
-    """Return the columns that ``text`` takes on a terminal: CJK letters and emoji take two."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0
-        if unicodedata.combining(letter)
-        else 2 - (unicodedata.east_asian_width(letter) not in "WF")
-        for letter in text
-    )
 
 
 def make_printable() -> None:

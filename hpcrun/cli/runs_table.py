@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.utils import disp_len
+
 from hpcrun.api.overview import StatusEntry, folded, sweep_entries
 from hpcrun.api.state_words import restarts_in_words
-from hpcrun.cli.output import aligned, cells_wide
+from hpcrun.cli.output import aligned
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.run.directory import RunDirectory, RunError, find
@@ -36,7 +38,7 @@ def table_lines(rows: Sequence[Row], width: int) -> list[str]:
         for heading, cells in columns.items()
         if not rows or not set(cells[1:]) <= {"", _DASH}
     }
-    widths = {heading: max(map(cells_wide, cells)) for heading, cells in columns.items()}
+    widths = {heading: max(map(disp_len, cells)) for heading, cells in columns.items()}
 
     def room() -> int:
         """Return the columns that are left for the state."""
@@ -122,9 +124,9 @@ _LEFT = ("name", "values", "state", "restarts", "job", "executor")
 
 def _cut(text: str, width: int) -> str:
     """Cut ``text`` at ``width`` columns, with a mark for what is missing."""
-    if cells_wide(text) <= width:
+    if disp_len(text) <= width:
         return text
-    while text and cells_wide(text) > width - 1:
+    while text and disp_len(text) > width - 1:
         text = text[:-1]
     return f"{text}…"
 

@@ -1,6 +1,7 @@
 """A run with a name that is submitted with another config continues or is refused."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def test_a_config_edited_after_a_save_is_refused(
     assert guarded(["resume", "one"]) == 2
     line = f"{run.config}: cannot continue from step 3, which was saved with another config: seed: 0 -> 1; "
     assert line in capsys.readouterr().err
+    assert content(run) == before
+
+
+def test_a_run_of_another_user_is_not_continued(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(run)
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    for command in ([*LINE, "train.lr=0.1"], ["resume", "one"]):
+        assert guarded(command) == 2
+        assert "commands in its config would run as you" in capsys.readouterr().err
     assert content(run) == before
 
 

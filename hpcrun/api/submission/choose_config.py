@@ -261,24 +261,18 @@ def require_packages(config: Config) -> None:
 
 
 def warn_of(env: Mapping[str, str]) -> None:
-    """Print one line for each error in ``job.env`` and in the submitting shell, and count the warnings.
+    """Print a line if `hpcrun nccl lint` has an error or a warning for ``job.env`` or the submitting shell.
 
     A shell's variables reach the job through sbatch; ``job.env`` replaces variables of the same name.
     """
-    settings = [setting for setting in settings_of(os.environ, "shell") if _ours(setting.name)]
-    settings += [setting for setting in settings_of(env, "job.env") if _ours(setting.name)]
+    settings = [one for one in settings_of({**os.environ, **env}, "job") if _ours(one.name)]
     if not settings:
         return
     from hpcrun.network.nccl.lint import lint
 
-    findings = [finding for finding in lint(settings) if finding.level != "note"]
-    for finding in findings:
-        if finding.level == "error":
-            shown = finding.setting
-            say_aside(f"hpcrun: {shown.where}: {shown.name}={shown.value}: {finding.message}")
-    warnings = [finding.setting.name for finding in findings if finding.level == "warning"]
-    if warnings:
-        names = ", ".join(dict.fromkeys(warnings))
+    found = [finding.setting.name for finding in lint(settings) if finding.level != "note"]
+    if found:
+        names = ", ".join(dict.fromkeys(found))
         say_aside(f"hpcrun: look at {names}: `hpcrun nccl lint` says why")
 
 

@@ -1,14 +1,13 @@
 """A sweep as an object: its runs, their states and results, and methods to end them."""
 
 import os
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.api.interrupts import note_end, time_to_end
+from hpcrun.api.interrupts import wait_for_ends
 from hpcrun.api.overview import Overview, sweep_entries
 from hpcrun.api.run import Run, refusing, run_at, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
@@ -214,15 +213,3 @@ def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
         except (UserError, OSError) as error:
             # A run may end between the two calls. The other runs must still be cancelled.
             yield Cancelled(run, False, str(error))
-
-
-def wait_for_ends(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Wait for the end of all cancelled jobs together, and record each end; return runs with a live job."""
-    start, live = time.monotonic(), []
-    for run in runs:
-        limit = start + time_to_end(run) - time.monotonic()
-        if jobs.wait_until_ended(run, max(limit, 1.0)):
-            note_end(run)
-        else:
-            live.append(run)
-    return live

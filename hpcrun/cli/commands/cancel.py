@@ -7,7 +7,8 @@ that has a job; the command that submitted the sweep continues its runs.
 import argparse
 from pathlib import Path
 
-from hpcrun.api.sweeps.handle import Cancelled, cancel_sweep, wait_for_ends
+from hpcrun.api.interrupts import wait_for_ends
+from hpcrun.api.sweeps.handle import Cancelled, cancel_sweep
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.cli.output import print_end
 from hpcrun.errors import UserError

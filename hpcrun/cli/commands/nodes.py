@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"hpcrun: {node}: forgiven; new jobs may use it again")
         return 0
     rule = Job()
-    records = node_records(known, rule.exclude_after, rule.exclude_hours, time.time())
+    records = _records(known, rule.exclude_after, rule.exclude_hours)
     if arguments.json:
         for record in records:
             print_json(asdict(record))
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not records:
         say("hpcrun: no node has failed one of your runs")
         return 0
-    print_table(records)
+    say(*aligned(_rows(records)))
     if any(record.excluded for record in records):
         say(
             f"excluded: {rule.exclude_after} failures or more in {rule.exclude_hours:g} h "
@@ -74,11 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def node_records(
-    known: Sequence[NodeFailure], after: int | None, hours: float, now: float
-) -> list[NodeRecord]:
+def _records(known: Sequence[NodeFailure], after: int | None, hours: float) -> list[NodeRecord]:
     """Return a record for each node with failures, the newest failure first."""
-    recent = [entry for entry in known if entry.time >= now - hours * 3600]
+    recent = [entry for entry in known if entry.time >= time.time() - hours * 3600]
     out = set(suspects(recent, after)) if after is not None else set()
     by_node: dict[str, list[NodeFailure]] = {}
     for entry in known:
@@ -90,8 +88,8 @@ def node_records(
     return sorted(records, key=lambda record: -record.failures[-1].time)
 
 
-def print_table(records: Sequence[NodeRecord]) -> None:
-    """Print the nodes with their failures, the newest failure first."""
+def _rows(records: Sequence[NodeRecord]) -> list[list[str]]:
+    """Return the cells of the table: the nodes with their failures, the newest failure first."""
     rows = [["node", "excluded", "failures"]]
     for record in records:
         lead = [escaped(record.node), "yes" if record.excluded else "no"]
@@ -99,4 +97,4 @@ def print_table(records: Sequence[NodeRecord]) -> None:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(failure.time))
             rows.append([*lead, escaped(f"{when}  {failure.why} ({failure.run})")])
             lead = ["", ""]
-    say(*aligned(rows))
+    return rows

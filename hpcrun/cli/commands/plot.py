@@ -2,25 +2,22 @@
 
 RUN is a run directory, a folder of them, a name in --runs-dir, or a file of
 `hpcrun aggregate`. Runs that differ in their configs have the values in their
-names. With --by there is one curve for each value of a key: the mean of the
-finished runs, or of all runs if none has finished. `hpcrun report` draws
-pictures.
+names. `hpcrun report` draws pictures, with the means of groups.
 
   hpcrun plot gpt-7
-  hpcrun plot runs/sweep-3 --by train.lr --metric validation_loss
+  hpcrun plot runs/sweep-3 --metric validation_loss
 """
 
 import argparse
 import shutil
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from hpcrun.cli.arguments import add_runs_dir, keys, runs_dir
+from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 
 if TYPE_CHECKING:
-    from hpcrun.results.report.plotting import Series
     from hpcrun.results.report.runs import ReportedRun
 
 _MOST_RUNS = 26
@@ -37,9 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME",
         help="a metric to plot (may be repeated; default: losses, lr, throughput)",
-    )
-    parser.add_argument(
-        "--by", metavar="KEYS", help="a curve for each value of these keys of the config"
     )
     parser.add_argument(
         "--height", type=int, default=_HEIGHT, metavar="N", help="lines of each plot (default: 12)"
@@ -67,45 +61,30 @@ def run(arguments: argparse.Namespace) -> int:
             f"--metric {unknown[0]}: no run has it; there is: {', '.join(known) or 'none'}"
         )
     metrics = arguments.metric or default_metrics(runs)
-    by = keys(arguments.by)
-    series = _named(runs) if by is None else _by(runs, by)
     width = shutil.get_terminal_size((100, 24)).columns
-    if len(series) > _MOST_RUNS:
-        what = "runs: the terminal shows" if by is None else "values: the terminal shows"
-        say(f"{len(series)} {what} the first {_MOST_RUNS}; `hpcrun report` shows all")
-    say(*terminal_lines(series[:_MOST_RUNS], metrics, width, arguments.height))
+    if len(runs) > _MOST_RUNS:
+        say(
+            f"{len(runs)} runs: the terminal shows the first {_MOST_RUNS}; `hpcrun report` shows all"
+        )
+    named = dict(zip(_names(runs), runs[:_MOST_RUNS], strict=False))
+    say(*terminal_lines(named, metrics, width, arguments.height))
     return 0
 
 
-def _named(runs: Sequence["ReportedRun"]) -> "list[Series]":
-    """Return each run, named by its label and the values in which the runs differ."""
-    from hpcrun.results.report.content import swept_keys
-    from hpcrun.results.report.plotting import Series
+def _names(runs: Sequence["ReportedRun"]) -> list[str]:
+    """Return for each run its label, and the values in which the runs differ."""
+    from hpcrun.results.report.content import shown, swept_keys
 
     swept = swept_keys(runs)
     if len({str(run.seed) for run in runs}) > 1:
         swept = [*swept, "seed"]
-    return [Series(" ".join([run.label, *_values(run.config, swept)]), [run]) for run in runs]
 
+    def name(run: "ReportedRun") -> str:
+        values = [
+            f"{key.rpartition('.')[2].lstrip('-')}={shown(run.config[key])}"
+            for key in swept
+            if key in run.config
+        ]
+        return " ".join([run.label, *values])
 
-def _by(runs: Sequence["ReportedRun"], by: Sequence[str]) -> "list[Series]":
-    """Return a series for each combination of values of ``by``, in the order of the runs."""
-    from hpcrun.results.report.plotting import Series
-
-    if not any(key in run.config for run in runs for key in by):
-        raise UserError(f"--by {','.join(by)}: no run has this key in its config")
-    groups: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        groups.setdefault(" ".join(_values(run.config, by)) or "without", []).append(run)
-    return [Series(name, group) for name, group in groups.items()]
-
-
-def _values(config: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the values of ``names`` with the last components of the keys."""
-    from hpcrun.results.report.content import shown
-
-    return [
-        f"{key.rpartition('.')[2].lstrip('-')}={shown(config[key])}"
-        for key in names
-        if key in config
-    ]
+    return [name(run) for run in runs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,33 +15,6 @@ from hpcrun.results.report.words import metric_label
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _GUTTER = 10
-
-
-@dataclass(frozen=True)
-class Series:
-    """Runs that share a curve."""
-
-    name: str
-    runs: Sequence[ReportedRun]
-
-    def curve(self, metric: str) -> Curve:
-        """Return the curve of a run, or the mean of the finished runs, or of all if none has finished.
-
-        The mean covers the range that all its runs share.
-
-        A curve has a value between two of its points by linear interpolation. Outside the shared range
-        the mean would be of other runs than inside.
-        """
-        finished = [run for run in self.runs if run.state == "finished"]
-        known = [run.series(metric) for run in finished or self.runs]
-        known = [(x, y) for x, y in known if len(x)]
-        if len(known) < 2:
-            return Curve(self.name, *(known[0] if known else (np.empty(0), np.empty(0))))
-        grid = np.unique(np.concatenate([x for x, _ in known]))
-        low, high = max(x[0] for x, _ in known), min(x[-1] for x, _ in known)
-        grid = grid[(grid >= low) & (grid <= high)]
-        values = np.array([np.interp(grid, x, y) for x, y in known])
-        return Curve(self.name, grid, values.mean(axis=0))
 
 
 @dataclass(frozen=True)
@@ -61,18 +34,17 @@ def default_metrics(runs: Sequence[ReportedRun]) -> list[str]:
 
 
 def terminal_lines(
-    series: Sequence[Series], metrics: Sequence[str], width: int, height: int
+    runs: Mapping[str, ReportedRun], metrics: Sequence[str], width: int, height: int
 ) -> list[str]:
-    """Return the plots of ``metrics`` as lines of text."""
+    """Return the plots of ``metrics`` as lines of text; ``runs``: each run by its name."""
     lines: list[str] = []
-    if len(series) > 1:
+    if len(runs) > 1:
         lines.append("curves")
-        for letter, one in _lettered(series):
-            state = f"{len(one.runs)} runs" if one.runs[1:] else one.runs[0].state
-            lines.append(f"  {letter}  {one.name} ({state})")
+        for letter, (name, run) in _lettered([*runs.items()]):
+            lines.append(f"  {letter}  {name} ({run.state})")
         lines.append("")
     for metric in metrics:
-        curves = [one.curve(metric) for one in series]
+        curves = [Curve(name, *run.series(metric)) for name, run in runs.items()]
         lines += plot(f"{metric_label(metric)} over steps", curves, width, height)
         without = [curve.name for curve in curves if not len(curve.x)]
         if without and len(without) < len(curves):

@@ -187,15 +187,11 @@ def test_plots_show_each_run(sweep: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "learning rate over steps" in shown
     assert "tokens per second" in shown
     assert all(run.name in shown for run in sweep.iterdir())
-    for options, words in (
-        (["--metric", "accuracy"], "no run has it; there is: loss"),
-        (["--by", "train.rl"], "--by train.rl: no run has this key in its config"),
-    ):
-        assert guarded(["plot", str(sweep), *options]) == 2
-        assert words in capsys.readouterr().err
+    assert guarded(["plot", str(sweep), "--metric", "accuracy"]) == 2
+    assert "no run has it; there is: loss" in capsys.readouterr().err
 
 
-def test_curves_have_the_swept_values_and_group_by_a_key(
+def test_curves_are_named_by_the_swept_values(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (rate, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1)]):
@@ -204,9 +200,6 @@ def test_curves_have_the_swept_values_and_group_by_a_key(
     folder = str(tmp_path / "runs")
     assert guarded(["plot", folder, "--metric", "loss"]) == 0
     assert "  d  003 lr=0.2 seed=1 (failed)" in capsys.readouterr().out
-    assert guarded(["plot", folder, "--by", "train.lr", "--metric", "loss"]) == 0
-    shown = capsys.readouterr().out
-    assert "  a  lr=0.1 (2 runs)\n  b  lr=0.2 (2 runs)\n\n" in shown
 
 
 @contextmanager
