@@ -13,9 +13,9 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_200, 25),
+    "api": (4_190, 25),
     "checkpoint": (6_220, 33),
-    "cli": (4_770, 34),
+    "cli": (4_740, 34),
     "config": (2_910, 14),
     "devices": (670, 6),
     "diagnose": (1_690, 9),
@@ -26,11 +26,11 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "network": (4_150, 18),
     "nodes": (1_490, 8),
     "ranks": (3_290, 15),
-    "results": (3_730, 18),
+    "results": (3_700, 18),
     "run": (3_330, 17),
     "slurm": (4_150, 24),
     "tasks": (1_070, 8),
-    "tests": (54_700, 437),
+    "tests": (54_620, 435),
     "train": (9_840, 49),
 }
 """The most lines and files of each package, and of the tests."""
