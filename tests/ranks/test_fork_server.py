@@ -158,16 +158,6 @@ def test_a_signal_to_the_task_reaches_the_rank(server: object, number: int, reas
     assert task.returncode == 0
 
 
-def test_several_ranks_run_beside_each_other(server: object) -> None:
-    tasks = [start("wait") for _ in range(3)]
-    ranks = [int(task.stdout.readline()) for task in tasks if task.stdout]
-    assert len({*ranks, *(task.pid for task in tasks)}) == 6
-    for task in tasks:
-        assert task.poll() is None
-        task.terminate()
-        assert task.wait() == 0
-
-
 @pytest.mark.parametrize("killed", ["task", "rank"])
 def test_a_killed_task_or_rank_takes_helpers_along(server: object, killed: str) -> None:
     task = start("helper")

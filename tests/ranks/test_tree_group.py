@@ -150,15 +150,6 @@ def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:
     assert on_threads(7, play) == [[21, 210, 2100]] * 7
 
 
-def test_what_a_tree_cannot_reduce_is_refused() -> None:
-    group = TreeGroup(c10d.HashStore(), 0, 1, LIMIT, fan_out=2)
-    wanted = c10d.AllreduceOptions()
-    wanted.reduceOp = c10d.ReduceOp.PRODUCT
-    with pytest.raises(ValueError, match="SUM, MIN or MAX"):
-        group.allreduce([torch.ones(1)], wanted)
-    group.shutdown()
-
-
 def test_a_late_rank_ends_the_collective_within_the_limit() -> None:
     store, over = c10d.HashStore(), threading.Event()
 
