@@ -8,16 +8,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hpcrun.run.directory import CALLS
 from hpcrun.run.files import write_atomic
-from hpcrun.run.function_files import FOLDER, outcome_file
 
 
 def main() -> None:
     """Call the function, and write its value or its exception for this rank."""
     run, rank = Path(os.environ["HPCRUN_RUN"]), int(os.environ.get("RANK", "0"))
     name, number = sys.argv[1:]
-    calls = [path for path in (run / FOLDER / name, run.parent / FOLDER / name) if path.exists()]
-    place = outcome_file(run, rank)
+    calls = [path for path in (run / CALLS / name, run.parent / CALLS / name) if path.exists()]
+    place = run / CALLS / f"rank-{rank:05d}.pkl"
     place.parent.mkdir(mode=0o700, exist_ok=True)
     place.unlink(missing_ok=True)  # of an earlier attempt
     facts: dict[str, Any] = {"ranks": int(os.environ.get("WORLD_SIZE", "1"))}

@@ -13,7 +13,7 @@ LONGEST = 500
 """The most lines of a file."""
 
 BUDGETS: dict[str, tuple[int, int]] = {
-    "api": (4_190, 25),
+    "api": (4_180, 25),
     "checkpoint": (6_220, 33),
     "cli": (4_740, 34),
     "config": (2_910, 14),
@@ -21,16 +21,16 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "diagnose": (1_690, 9),
     "estimate": (1_180, 9),
     "hpcrun": (720, 9),
-    "integrations": (3_280, 14),
+    "integrations": (3_270, 14),
     "job": (5_300, 23),
     "network": (4_150, 18),
     "nodes": (1_490, 8),
-    "ranks": (3_290, 15),
+    "ranks": (3_260, 15),
     "results": (3_700, 18),
-    "run": (3_330, 17),
+    "run": (3_310, 16),
     "slurm": (4_150, 24),
     "tasks": (1_070, 8),
-    "tests": (54_620, 435),
+    "tests": (54_370, 434),
     "train": (9_840, 49),
 }
 """The most lines and files of each package, and of the tests."""

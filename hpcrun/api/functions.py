@@ -15,8 +15,7 @@ from typing import Any
 from hpcrun.api.run import Run, refusing
 from hpcrun.config import check_name
 from hpcrun.errors import UserError, one_line
-from hpcrun.run.directory import refuse_foreign
-from hpcrun.run.function_files import FOLDER, outcome_file
+from hpcrun.run.directory import CALLS, refuse_foreign
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def function_call(
     except ValueError:
         name = "function"
     command = [sys.executable, "-m", "hpcrun.call", file, number]
-    return FunctionCall(name, digest, command, {f"{FOLDER}/{file}": content})
+    return FunctionCall(name, digest, command, {f"{CALLS}/{file}": content})
 
 
 def _hash_of(call: Any) -> str:
@@ -125,7 +124,7 @@ class FunctionRun(Run):
     @refusing
     def _outcomes(self) -> list[Any]:
         refuse_foreign(self._directory)  # a pickle runs code
-        files = sorted(outcome_file(self.path, 0).parent.glob("rank-*.pkl"))
+        files = sorted((self.path / CALLS).glob("rank-*.pkl"))
         return [pickle.loads(path.read_bytes()) for path in files]
 
 

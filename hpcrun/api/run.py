@@ -16,10 +16,9 @@ from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
-from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.directory import CALLS, RunDirectory, find
 from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
-from hpcrun.run.function_files import FOLDER
 from hpcrun.slurm.launch import jobs, stopping
 
 _P = ParamSpec("_P")
@@ -49,7 +48,7 @@ _LOOK = 0.5
 
 def run_at(directory: RunDirectory) -> "Run":
     """Return the run in ``directory``, as a `FunctionRun` if a Python function runs there."""
-    if any((folder / FOLDER).is_dir() for folder in (directory.path, directory.path.parent)):
+    if any((folder / CALLS).is_dir() for folder in (directory.path, directory.path.parent)):
         from hpcrun.api.functions import FunctionRun
 
         return FunctionRun(directory)

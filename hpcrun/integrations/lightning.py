@@ -78,7 +78,8 @@ class ExactResume(Callback):  # type: ignore[misc]
         """Check the Trainer, and connect to its loops; called by Lightning."""
         if stage != "fit" or trainer.fast_dev_run:
             return
-        _require_exact(trainer)
+        for problem in _problems(trainer):
+            raise UserError(f"ExactResume: {problem}")
         folder = default_folder(self._folder).absolute()
         require_first(folder, trainer)
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
@@ -220,12 +221,6 @@ class _Validation(ExactLoader):
         return super().__iter__()
 
 
-def _require_exact(trainer: Any) -> None:
-    """Raise UserError if the Trainer has a setting that cannot be exact."""
-    for problem in _problems(trainer):
-        raise UserError(f"ExactResume: {problem}")
-
-
 def _require_fetcher(loop: Any) -> None:
     """Raise UserError if ``training_step`` takes the iterator, or there is nothing to optimize."""
     if "DataLoaderIter" in type(loop._data_fetcher).__name__:
@@ -238,6 +233,7 @@ def _require_fetcher(loop: Any) -> None:
 
 
 def _problems(trainer: Any) -> Iterator[str]:
+    """Yield the settings of the Trainer that cannot be exact, with the remedy."""
     started = os.environ.get("WORLD_SIZE", "1")
     if started != str(trainer.world_size) and "HPCRUN_RUN" in os.environ:
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))

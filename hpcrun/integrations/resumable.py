@@ -68,9 +68,10 @@ def resumable(
         UserError: the training cannot be resumed exactly; the text has the reason and the remedy.
         CheckpointError: as :class:`hpcrun.Checkpointer` and its ``restore()`` (a UserError).
     """
-    return Resumable(
-        model, optimizer, scheduler, loader, scaler, others, every, minutes, folder, retention
-    )
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    parts |= {"loader": loader, "scaler": scaler}
+    options = {"every": every, "minutes": minutes, "retention": retention}
+    return Resumable(parts, others, folder, options)
 
 
 class Resumable:
@@ -85,25 +86,20 @@ class Resumable:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        scheduler: Any,
-        loader: Any,
-        scaler: Any,
+        parts: dict[str, Any],
         others: dict[str, Any],
-        every: int,
-        minutes: float | None,
         folder: Path | str | None,
-        retention: Retention | None,
+        options: dict[str, Any],
     ) -> None:
+        """Take the arguments of :func:`resumable`: ``options`` are those of the saves."""
         refuse_in_a_line()
         require_first(default_folder(folder))
-        models, optimizers = _named("model", model), _named("optimizer", optimizer)
+        named = {kind: _named(kind, one) for kind, one in parts.items()}
+        models, optimizers, scalers = named["model"], named["optimizer"], named["scaler"]
         _require_usable(models, optimizers)
         first = next((name for name, one in optimizers.items() if isinstance(one, Optimizer)), "")
-        self._schedulers, scalers = _named("scheduler", scheduler), _named("scaler", scaler)
-        loaders = _named("loader", loader)
-        self._loaders = {name: ExactLoader(one, name=name) for name, one in loaders.items()}
+        self._schedulers = named["scheduler"]
+        self._loaders = {name: ExactLoader(one, name=name) for name, one in named["loader"].items()}
         require_own_generators()
         self.steps, self.epoch, self.kept = 0, 0, None
         self._epoch_random: Any = None  # of the generators at the start of the epoch
@@ -119,8 +115,8 @@ class Resumable:
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
         extra = dict(others)
         extra |= {name: one for name, one in optimizers.items() if name != first}
-        for parts in (self._schedulers, scalers):
-            extra |= {name: parts[name] for name in list(parts)[1:]}
+        for several in (self._schedulers, scalers):
+            extra |= {name: several[name] for name in list(several)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
         self._session = Session(
@@ -133,9 +129,7 @@ class Resumable:
             scaler=next(iter(scalers.values()), None),
             extra=extra,
             own={"loop": self},
-            every=every,
-            minutes=minutes,
-            retention=retention,
+            **options,
         )
         self.steps = self._session.restore()
         self.notes = self._session.checkpointer.notes

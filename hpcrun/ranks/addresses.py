@@ -40,11 +40,6 @@ def is_loopback(address: str) -> bool:
     return (mapped or found).is_loopback
 
 
-def is_link_local(address: str) -> bool:
-    """Return True if a numeric address is valid on one cable only (169.254.x.x, fe80::)."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_link_local
-
-
 def is_own(address: str) -> bool:
     """Return True if a numeric address belongs to this host, loopback included."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -91,10 +86,9 @@ def is_only_loopback(name: str) -> bool:
 _BACKLOG = 2048
 
 FIRST_PORT = 10000
-"""Registered services use many ports below this number; it is exceeded if there is room above."""
+"""Registered services use many ports below this number."""
 
 _LAST_PORT = 65535
-_FIRST_UNPRIVILEGED = 1024
 _DEFAULT_EPHEMERAL = (32768, 60999)
 
 
@@ -120,18 +114,11 @@ def port_candidates(
         count: how many ports.
         ephemeral: the kernel's range, first and last; None: read from this machine.
 
-    The ports are at least 10000 and below the ephemeral range. If a site has extended that
-    range downward, they start at 1024, or are above the range, or come from all of it if it
-    leaves no room.
+    The ports are at least 10000 and below the ephemeral range, or in it if a site has extended the range
+    downward.
     """
-    low, high = ephemeral or ephemeral_range()
-    pools = [
-        range(FIRST_PORT, low),
-        range(_FIRST_UNPRIVILEGED, low),
-        range(max(high + 1, _FIRST_UNPRIVILEGED), _LAST_PORT + 1),
-        range(FIRST_PORT, _LAST_PORT + 1),
-    ]
-    pool = next(ports for ports in pools if len(ports) >= count)
+    low, _ = ephemeral or ephemeral_range()
+    pool = range(FIRST_PORT, low if low >= FIRST_PORT + count else _LAST_PORT + 1)
     digest = hashlib.blake2b(job_id.encode(), digest_size=16).digest()
     start = int.from_bytes(digest[:8], "big") % len(pool)
     stride = int.from_bytes(digest[8:], "big") % len(pool)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hpcrun.devices.devices import lists_mig, visible_gpus
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.addresses import is_free, port_candidates
+from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.launchers import (
     LOOPBACK,
     LaunchMethod,
@@ -196,11 +196,7 @@ class DistributedConfig(BaseModel):
         }
 
     def validate(  # type: ignore[override]
-        self,
-        *,
-        visible_devices: int | None = None,
-        check_port: bool = False,
-        check_address: bool = True,
+        self, *, visible_devices: int | None = None, check_address: bool = True
     ) -> Literal[True]:
         """Check that the values fit together and fit this machine.
 
@@ -208,7 +204,6 @@ class DistributedConfig(BaseModel):
 
         Args:
             visible_devices: GPUs that this process sees; None: counted without torch.
-            check_port: if this rank listens on the port, check that it can do so now.
             check_address: check that the master address resolves here.
 
         Returns:
@@ -223,13 +218,6 @@ class DistributedConfig(BaseModel):
             self._check_devices(gpus)
         if check_address:
             self._check_address()
-        # torchrun's agent already listens there (TORCHELASTIC_USE_AGENT_STORE).
-        listens = self.rank == 0 and self.launch_method != "torchrun"
-        if check_port and listens and not is_free("", self.master_port):
-            raise ClusterError(
-                f"master port {self.master_port} is in use on {socket.gethostname()}; "
-                "choose another one with MASTER_PORT, or end the program that listens there"
-            )
         return True
 
     def _check_address(self) -> None:

@@ -1,6 +1,7 @@
 """The network interfaces of this host: those for the rendezvous, and those for gloo and NCCL."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
@@ -10,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from hpcrun.errors import NodeUnfit
 from hpcrun.ranks.addresses import (
     bound_address,
-    is_link_local,
     is_loopback,
     is_only_loopback,
     is_sound,
@@ -25,14 +25,12 @@ from hpcrun.run.endings import node_name
 def own_interfaces() -> dict[str, list[str]]:
     """Return the addresses of each interface that is up: IPv4 first, neither loopback nor link-local.
 
-    IPv4's link-local addresses (169.254.x.x) are returned if this host has no other address. Such an
-    address often leads only to the host's management controller.
+    A link-local address (169.254.x.x, fe80::) often leads only to the host's management controller.
     """
     import psutil
 
     state = psutil.net_if_stats()
     found: dict[str, list[str]] = {}
-    local: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         if name in state and not state[name].isup:
             continue
@@ -42,13 +40,14 @@ def own_interfaces() -> dict[str, list[str]]:
             for entry in entries
             if entry.family == family and "%" not in entry.address
         ]
-        useful = [address for address in addresses if not is_loopback(address)]
-        routed = [address for address in useful if not is_link_local(address)]
+        routed = [
+            address
+            for address in addresses
+            if not is_loopback(address) and not ipaddress.ip_address(address).is_link_local
+        ]
         if routed:
             found[name] = routed
-        elif useful:
-            local[name] = useful
-    return found or local
+    return found
 
 
 def chosen_interfaces(wanted: str, names: Iterable[str]) -> list[str]:

@@ -42,13 +42,8 @@ def levels(rank: int, world_size: int, fan_out: int) -> Iterator[Level]:
 
     Consecutive ranks share a group, because launchers put consecutive ranks on a node. Only leaders have
     more than one group: a rank has at most ``fan_out - 1`` peers in each of ``log(world_size, fan_out)``
-    levels. There is no group with a single member.
-
-    Raises:
-        ValueError: ``fan_out`` is below 2.
+    levels. There is no group with a single member. ``fan_out`` is at least 2.
     """
-    if fan_out < 2:
-        raise ValueError(f"a tree needs a fan-out of at least 2, not {fan_out}")
     span = 1
     while span < world_size:
         wide = span * fan_out

@@ -24,6 +24,9 @@ from hpcrun.run.files import (
 if TYPE_CHECKING:
     from hpcrun.run.attempt import Attempt
 
+CALLS = ".calls"
+"""Folder, in a run or in a sweep folder, with the call of a function and the values of its ranks."""
+
 _FREE_IT = "put it right, move it away, or choose another --name"
 
 

@@ -293,26 +293,19 @@ def result_lines(run: RunDirectory) -> list[str]:
     report = {key: _shown(value) for key, value in (result.get("report") or {}).items()}
     long = {key: value for key, value in report.items() if "\n" in value}
     short = {escaped(key): value for key, value in report.items() if key not in long}
-    if "validation_loss" not in report and result.get("validation_loss") is not None:
-        loss = (
-            result["best"]["validation_loss"] if _of_the_best(result) else result["validation_loss"]
-        )
-        short["validation_loss"] = _shown(loss)
+    # The report is of the last step, or of the step with the lowest validation loss.
+    losses = {result.get("steps"): result.get("validation_loss")}
+    reported = result.get("report_step", result.get("steps"))
+    if "best" in result:
+        losses = {result["best"]["step"]: result["best"]["validation_loss"]} | losses
+    if "validation_loss" not in report and losses.get(reported) is not None:
+        short["validation_loss"] = _shown(losses[reported])
     if "stopped_early" in result:
         short["stopped_early"] = _shown(result["stopped_early"])
-    if _best_is_not_last(result):
-        best = result["best"]
-        mine, others = (
-            ("; the figures above are of this step", "")
-            if _of_the_best(result)
-            else ("", "; the figures above are of this step")
-        )
-        short["best"] = (
-            f"step {best['step']}, validation loss {_shown(best['validation_loss'])}{mine}"
-        )
-        short["last"] = (
-            f"step {result['steps']}, validation loss {_shown(result['validation_loss'])}{others}"
-        )
+    if len(losses) > 1:
+        for name, step in zip(("best", "last"), losses, strict=True):
+            above = "; the figures above are of this step" if step == reported else ""
+            short[name] = f"step {step}, validation loss {_shown(losses[step])}{above}"
     if isinstance(result.get("programs"), int) and result["programs"] > 1:
         # A script may start its own ranks (mp.spawn) in a way that its command does not show.
         short["programs"] = f"{result['programs']} were started, each with its own RANK"
@@ -324,17 +317,6 @@ def result_lines(run: RunDirectory) -> list[str]:
         lines.append(f"  {key.replace('_', ' ')}:")
         lines += quoted(value)
     return [*lines, f"  {'result':<{width}}  {run.result}"]
-
-
-def _best_is_not_last(result: dict[str, Any]) -> bool:
-    return "best" in result and result["best"]["step"] != result.get("steps")
-
-
-def _of_the_best(result: dict[str, Any]) -> bool:
-    """Return True if the report is of the step with the lowest validation loss, not of the last step."""
-    return (
-        _best_is_not_last(result) and result.get("report_step", result["steps"]) != result["steps"]
-    )
 
 
 def _shown(value: Any) -> str:

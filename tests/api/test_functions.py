@@ -12,8 +12,7 @@ import pytest
 
 import hpcrun
 from hpcrun.api.functions import FunctionRun, RemoteTraceback, function_call
-from hpcrun.run.directory import RunDirectory
-from hpcrun.run.function_files import FOLDER
+from hpcrun.run.directory import CALLS, RunDirectory
 from tests.jobs import PATIENCE
 
 HERE: Any = {"executor": "debug", "cpu": True, "nodes": 1, "gpus": 1}
@@ -187,7 +186,7 @@ def test_a_wrong_call_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_failed_submission_keeps_the_calls_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run = hpcrun.submit(add, 1, name="sum", **HERE)
-    before = sorted(path.name for path in (run.path / FOLDER).iterdir())
+    before = sorted(path.name for path in (run.path / CALLS).iterdir())
 
     def refuses(*_: Any, **__: Any) -> None:
         raise hpcrun.UserError("the scheduler refuses")
@@ -197,5 +196,5 @@ def test_a_failed_submission_keeps_the_calls_of_the_run(monkeypatch: pytest.Monk
         hpcrun.map_array(add, [1], name="many", **LOCAL)
     with pytest.raises(hpcrun.UserError, match="is a run of another config"):
         hpcrun.submit(add, 2, name="sum", **LOCAL)
-    assert sorted(path.name for path in (run.path / FOLDER).iterdir()) == before
+    assert sorted(path.name for path in (run.path / CALLS).iterdir()) == before
     assert not RunDirectory(run.path.parent / "many").path.exists()

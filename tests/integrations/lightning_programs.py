@@ -38,6 +38,12 @@ class Points(Dataset[tuple[Tensor, Tensor]]):
         return point + 0.1 * torch.randn(6), (point.sum() > 0).long()
 
 
+QUIET: dict[str, Any] = {
+    **{"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
+    **{"enable_progress_bar": False, "enable_model_summary": False},
+}
+
+
 def loader(*, workers: int = 0, size: int = 94, **options: Any) -> DataLoader[Any]:
     """Return a shuffled loader of uneven batches: 12 batches of 4 on each of two ranks, the last has 3."""
     return DataLoader(Points(size), 4, shuffle=True, num_workers=workers, **options)
@@ -166,17 +172,8 @@ def train(folder: Path, kind: str, *, stop: int = 0, epochs: int = 2, **options:
     elif kind == "sharded":
         model = Sharded()
         settings["strategy"] = ModelParallelStrategy(several, 1)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=several,
-        max_epochs=epochs,
-        callbacks=[StopAfter(stop), *callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings | options,
-    )
+    settings |= {"devices": several, "max_epochs": epochs} | options
+    trainer = Trainer(callbacks=[StopAfter(stop), *callbacks], **QUIET, **settings)
     trainer.fit(model, loader(workers=workers), validation(workers))
     return trainer
 
@@ -193,23 +190,12 @@ def state(trainer: Trainer) -> dict[str, Any]:
 
 
 def fit(
-    folder: Path,
-    data: Any = None,
-    callbacks: Any = (),
-    finds_rate: bool = False,
-    **settings: Any,
+    folder: Path, data: Any = None, callbacks: Any = (), finds_rate: bool = False, **settings: Any
 ) -> Trainer:
     """Train on one rank without output; return the Trainer. ``finds_rate``: with a search for a rate."""
     callbacks = [*callbacks, LearningRateFinder()] if finds_rate else callbacks
     trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        callbacks=[ExactResume(folder), *callbacks],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
+        max_epochs=1, callbacks=[ExactResume(folder), *callbacks], **QUIET, **settings
     )
     trainer.fit(Classifier(), data or loader(size=8), validation())
     return trainer

@@ -56,7 +56,7 @@ class Lines(IterableDataset):
         while self.done < len(numbers):
             number = float(numbers[self.done])
             self.done += 1
-            yield torch.full((4,), number / 13) + torch.rand(4), torch.tensor(number)
+            yield torch.full((4,), number / 13) + torch.rand(4), torch.tensor(number / 13)
         self.done = 0
 
 
@@ -119,14 +119,8 @@ def classic(
         data, batch_size=3, sampler=sampler, shuffle=sampler is None, num_workers=workers,
         persistent_workers=workers > 1,
     )  # fmt: skip
-    state = hpcrun.resumable(
-        model=model,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        loader=loader,
-        every=every,
-        folder=folder,
-    )
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    state = hpcrun.resumable(**parts, every=every, folder=folder)
     for _ in state.epochs(epochs):
         for samples, sums in state.batches(loader):
             optimizer.zero_grad()
@@ -137,6 +131,16 @@ def classic(
             state.step()
         torch.rand(3)  # such as a validation, which draws random numbers
     return digest(model)
+
+
+def pass_over(state, batches, model, optimizer, at: At) -> None:
+    """Train on the batches of a pass."""
+    for x, y in batches:
+        optimizer.zero_grad()
+        mse_loss(model(x).squeeze(1), y).backward()
+        optimizer.step()
+        at(state.steps + 1)
+        state.step()
 
 
 def in_turn(folder: Path, at: At = nothing) -> str:
@@ -150,12 +154,7 @@ def in_turn(folder: Path, at: At = nothing) -> str:
     )
     for _ in state.epochs(EPOCHS):
         for loader in loaders:
-            for x, y in state.batches(loader):
-                optimizer.zero_grad()
-                mse_loss(model(x).squeeze(1), y).backward()
-                optimizer.step()
-                at(state.steps + 1)
-                state.step()
+            pass_over(state, state.batches(loader), model, optimizer, at)
     return digest(model)
 
 
@@ -195,12 +194,7 @@ def stream(folder: Path, at: At = nothing, data: type[Lines] = SavedLines) -> st
         model=model, optimizer=optimizer, loader=loader, every=3, folder=folder
     )
     for _ in state.epochs(EPOCHS):
-        for samples, numbers in state.batches(loader):
-            optimizer.zero_grad()
-            mse_loss(model(samples).squeeze(1), numbers / 13).backward()
-            optimizer.step()
-            at(state.steps + 1)
-            state.step()
+        pass_over(state, state.batches(loader), model, optimizer, at)
     return digest(model)
 
 
@@ -216,7 +210,10 @@ class Momentum:
             for weight, moment in zip(self.weights, self.moments, strict=True):
                 moment.mul_(0.9).add_(weight.grad)
                 weight.sub_(0.01 * moment)
-                weight.grad = None
+
+    def zero_grad(self):
+        for weight in self.weights:
+            weight.grad = None
 
     def state_dict(self):
         return {"moments": self.moments}
@@ -235,11 +232,7 @@ def limited(folder: Path, at: At = nothing) -> str:
         model=model, optimizer=optimizer, loader=loader, every=3, folder=folder
     )
     for _ in state.epochs(9, max_steps=8):
-        for x, y in state.batches(loader, limit=3):
-            mse_loss(model(x).squeeze(1), y).backward()
-            optimizer.step()
-            at(state.steps + 1)
-            state.step()
+        pass_over(state, state.batches(loader, limit=3), model, optimizer, at)
     assert (state.steps, state.epoch) == (8, 2)
     return digest(model)
 

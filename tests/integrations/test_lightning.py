@@ -105,23 +105,16 @@ def test_what_cannot_be_exact_is_refused_before_training(
 
 
 @ranks(1)
-def test_a_second_trainer_needs_its_own_folder(programs: Any, tmp_path: Path) -> None:
+def test_a_second_trainer_and_too_few_ranks_are_refused(
+    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     programs.fit(tmp_path / "saved")
     with pytest.raises(UserError, match="has ended there"):
         programs.fit(tmp_path / "saved")
-
-
-@ranks(1)
-def test_a_trainer_on_too_few_ranks_is_refused(
-    programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(programs.SLURMEnvironment, "detect", programs.SLURMEnvironment.detect)
-    for name, value in {
-        "HPCRUN_RUN": str(tmp_path),
-        "WORLD_SIZE": "4",
-        "GROUP_WORLD_SIZE": "2",
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HPCRUN_RUN", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"devices=2, num_nodes=2"):
         programs.fit(tmp_path / "saved")
     assert not programs.SLURMEnvironment.detect()

@@ -31,24 +31,18 @@ def parts(folder, **others):
 
 
 @forked
-def test_a_step_without_a_batch_of_the_loader_is_refused(tmp_path):
+def test_a_refusal_ends_a_program_in_one_line(tmp_path, capsys):
     state, _, _, loader = parts(tmp_path)
     next(state.batches(loader))
     state.step()
-    with pytest.raises(UserError, match=r"step 2 has no batch; iterate state\.batches\(loader\)"):
-        state.step()
-
-
-@forked
-def test_a_refusal_ends_a_program_in_one_line(tmp_path, capsys):
-    state, *_ = parts(tmp_path)
-    with pytest.raises(UserError) as refused:
+    text = r"step 2 has no batch; iterate state\.batches\(loader\)"
+    with pytest.raises(UserError, match=text) as refused:
         state.step()
     with pytest.raises(SystemExit) as ended:
         sys.excepthook(refused.type, refused.value, refused.tb)
     assert ended.value.code == 2
     line = capsys.readouterr().err
-    assert line.startswith(f"{__file__}:{refused.tb.tb_lineno}: state.step(): step 1 has no batch;")
+    assert line.startswith(f"{__file__}:{refused.tb.tb_lineno}: state.step(): step 2 has no batch;")
     assert line.count("\n") == 1
 
 
@@ -137,13 +131,6 @@ def test_persistent_workers_without_a_generator_are_refused(tmp_path):
     parts(tmp_path)
 
 
-@forked
-def test_epochs_without_a_loader_are_refused(tmp_path):
-    state, *_ = parts(tmp_path, loader=None)
-    with pytest.raises(UserError, match=r"has no loader=, .* for step in range\(state\.steps"):
-        next(state.epochs(2))
-
-
 class Odd:
     """An object with a state that cannot be saved."""
 
@@ -161,29 +148,18 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
     state, *_ = parts(tmp_path / "loop", loader=None)
     with pytest.raises(hpcrun.CheckpointError, match=r"extra\.loop\.kept: .*Odd cannot be saved"):
         state.step(keep=Odd())
-
-
-@forked
-def test_each_epoch_checks_whether_the_state_can_be_saved(tmp_path):
+    # Each epoch checks it again.
     best = {"loss": 9.9}
-    state, *_, loader = parts(tmp_path, best=best)
-    epochs = state.epochs(2)
-    next(epochs)
-    for _ in state.batches(loader):
-        state.step()
-    best["loss"] = len
-    next(epochs)
-    next(state.batches(loader))
-    with pytest.raises(hpcrun.CheckpointError, match=r"best\.loss: a .*function.* cannot be saved"):
-        state.step()
-
-
-@forked
-def test_a_second_training_into_the_same_folder_is_refused(tmp_path):
-    state, *_ = parts(tmp_path)
-    list(state.epochs(0))
-    with pytest.raises(UserError, match="a training of this program has ended there"):
-        parts(tmp_path)
+    state, *_, loader = parts(tmp_path / "epochs", best=best)
+    for epoch in state.epochs(2):
+        for number, _ in enumerate(state.batches(loader)):
+            if (epoch, number) == (1, 0):
+                best["loss"] = len
+                with pytest.raises(hpcrun.CheckpointError, match=r"best\.loss: a .*function.*"):
+                    state.step()
+                return
+            state.step()
+    raise AssertionError("no second epoch")
 
 
 @forked
@@ -202,9 +178,15 @@ def test_unknown_and_missing_objects_are_refused(tmp_path, monkeypatch):
         parts(tmp_path, optimizer=object())
     with pytest.raises(UserError, match=r"model\.critic: is a int, not a Module"):
         parts(tmp_path, model={"critic": 3})
-    state, *_ = parts(tmp_path)
+    state, *_ = parts(tmp_path / "all")
     with pytest.raises(UserError, match="give it a loader that"):
         state.batches(DataLoader([1]))
+    list(state.epochs(0))
+    with pytest.raises(UserError, match="a training of this program has ended there"):
+        parts(tmp_path / "all")
+    state, *_ = parts(tmp_path / "without", loader=None)
+    with pytest.raises(UserError, match=r"has no loader=, .* for step in range\(state\.steps"):
+        next(state.epochs(2))
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match=r"WORLD_SIZE=4, but .* is not initialized"):
         parts(tmp_path / "other")

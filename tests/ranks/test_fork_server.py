@@ -135,27 +135,18 @@ def test_no_two_ranks_share_a_random_name(server: object) -> None:
         assert one != other
 
 
-@pytest.mark.parametrize("code", [0, 1, 75, 255])
-def test_the_task_exits_with_the_code_of_the_rank(server: object, code: int) -> None:
-    task = start("exit", str(code))
+@pytest.mark.parametrize("code", [0, 1, 75, 255, -9, -6, -11, -15])
+def test_the_task_ends_as_its_rank_does(server: object, code: int) -> None:
+    task = start("die", str(-code)) if code < 0 else start("exit", str(code))
     assert int(task.communicate()[0]) != task.pid
     assert task.returncode == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGTERM])
-def test_the_task_dies_of_the_signal_of_the_rank(server: object, number: int) -> None:
-    task = start("die", str(int(number)))
-    assert int(task.communicate()[0]) != task.pid
-    assert task.returncode == -number
 
 
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (signal.SIGTERM, "TERMINATE"),
-        (signal.SIGINT, "TERMINATE"),
-        (signal.SIGUSR1, "WARNING"),
-        (signal.SIGUSR2, "WARNING"),
+        *((number, "TERMINATE") for number in (signal.SIGTERM, signal.SIGINT)),
+        *((number, "WARNING") for number in (signal.SIGUSR1, signal.SIGUSR2)),
     ],
 )
 def test_a_signal_to_the_task_reaches_the_rank(server: object, number: int, reason: str) -> None:
@@ -167,34 +158,17 @@ def test_a_signal_to_the_task_reaches_the_rank(server: object, number: int, reas
     assert task.returncode == 0
 
 
-def test_several_ranks_run_beside_each_other(server: object) -> None:
-    tasks = [start("wait") for _ in range(3)]
-    ranks = [int(task.stdout.readline()) for task in tasks if task.stdout]
-    assert len({*ranks, *(task.pid for task in tasks)}) == 6
-    for task in tasks:
-        assert task.poll() is None
-        task.terminate()
-        assert task.wait() == 0
-
-
-def test_a_killed_task_takes_its_rank_and_helpers_along(server: object) -> None:
+@pytest.mark.parametrize("killed", ["task", "rank"])
+def test_a_killed_task_or_rank_takes_helpers_along(server: object, killed: str) -> None:
     task = start("helper")
     assert task.stdout
     rank, helper = map(int, task.stdout.readline().split())
-    task.kill()
-    task.wait()
-    # The next rank begins only after the end of the killed one.
-    assert facts()[0]["forked"]
-    assert not psutil.pid_exists(rank)
-    until(lambda: ended(helper))
-
-
-def test_a_killed_rank_takes_its_helpers_along(server: object) -> None:
-    task = start("helper")
-    assert task.stdout
-    rank, helper = map(int, task.stdout.readline().split())
-    os.kill(rank, signal.SIGKILL)
+    os.kill(task.pid if killed == "task" else rank, signal.SIGKILL)
     assert task.wait() == -signal.SIGKILL
+    if killed == "task":
+        # The next rank begins only after the end of the killed one.
+        assert facts()[0]["forked"]
+        assert not psutil.pid_exists(rank)
     until(lambda: ended(helper))
 
 

@@ -1,5 +1,6 @@
 """A tree gives the results of gloo's full mesh, on any number of ranks, and ends as fast when a rank dies."""
 
+import math
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ from torch._C import _distributed_c10d
 from hpcrun.ranks import tree_group
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopReason
-from hpcrun.ranks.tree_group import TreeGroup
+from hpcrun.ranks.tree_group import TreeGroup, levels
 from hpcrun.train.health import hang_diagnosis as flight_recorder
 from hpcrun.train.parallel import process_group
 from tests.on_ranks import forked, ranks
@@ -149,15 +150,6 @@ def test_collectives_that_are_begun_together_are_carried_out_in_order() -> None:
     assert on_threads(7, play) == [[21, 210, 2100]] * 7
 
 
-def test_what_a_tree_cannot_reduce_is_refused() -> None:
-    group = TreeGroup(c10d.HashStore(), 0, 1, LIMIT, fan_out=2)
-    wanted = c10d.AllreduceOptions()
-    wanted.reduceOp = c10d.ReduceOp.PRODUCT
-    with pytest.raises(ValueError, match="SUM, MIN or MAX"):
-        group.allreduce([torch.ones(1)], wanted)
-    group.shutdown()
-
-
 def test_a_late_rank_ends_the_collective_within_the_limit() -> None:
     store, over = c10d.HashStore(), threading.Event()
 
@@ -257,3 +249,30 @@ def test_the_death_of_a_rank_ends_waiting_collectives(tmp_path: Path, dead: int)
     assert codes == [-signal.SIGKILL if rank == dead else 0 for rank in range(7)]
     assert len(waited()) == 6
     assert max(waited()) < 200
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_rank_but_rank_zero_has_one_leader(seed: int) -> None:
+    draw = random.Random(seed)
+    world_size, fan_out = draw.randrange(1, 300), draw.randrange(2, 20)
+    found = {rank: list(levels(rank, world_size, fan_out)) for rank in range(world_size)}
+    for rank, mine in found.items():
+        for level in mine:
+            # All members have the same group.
+            for member in level.members:
+                assert level in found[member]
+        # Only a leader has a next level.
+        assert all(level.leader == rank for level in mine[:-1])
+        if rank:
+            assert mine[-1].leader < rank
+    assert all(level.leader == 0 for level in found[0])
+
+
+@pytest.mark.parametrize("world_size", [8, 64, 512, 4096, 8192])
+def test_peers_grow_with_the_logarithm_of_the_ranks(world_size: int) -> None:
+    peers = [
+        sum(len(level.members) - 1 for level in levels(rank, world_size, 16))
+        for rank in range(world_size)
+    ]
+    assert max(peers) <= 15 * math.ceil(math.log(world_size, 16))
+    assert sum(peers) / world_size < 16

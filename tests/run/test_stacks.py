@@ -39,11 +39,6 @@ def test_earlier_or_partial_answers_do_not_count(mail: Mailbox) -> None:
     assert mail.replies(second) == {}
 
 
-def test_no_request_can_be_made_where_no_rank_has_begun(mail: Mailbox) -> None:
-    with pytest.raises(FileNotFoundError):
-        mail.ask()
-
-
 def test_a_deleted_run_is_not_recreated(mail: Mailbox) -> None:
     word = prepared(mail).ask()
     mail.logs.parents[2].rename(mail.logs.parents[3] / "elsewhere")
@@ -58,6 +53,8 @@ def test_files_are_removed_at_the_end_but_not_answers(mail: Mailbox) -> None:
     for task in range(2):
         prepared(mail).remove(task)
     mail.remove(0)
+    with pytest.raises(FileNotFoundError):
+        mail.ask()
     assert not mail.folder.exists()
     prepared(mail).ask()
     mail.remove(0)

@@ -144,10 +144,10 @@ Addresses = dict[str, list[str]]
             {"eth0": ["10.0.0.1"]},
         ),
         ({"eth0": ["169.254.7.7", "fd00::1"]}, {"eth0": ["fd00::1"]}),
-        ({"eth0": ["169.254.7.7"], "lo": ["127.0.0.1"]}, {"eth0": ["169.254.7.7"]}),
+        ({"eth0": ["169.254.7.7"], "lo": ["127.0.0.1"]}, {}),
     ],
 )
-def test_link_local_addresses_count_only_where_there_is_no_other(
+def test_link_local_addresses_do_not_count(
     monkeypatch: pytest.MonkeyPatch, has: Addresses, found: Addresses
 ) -> None:
     listed = {

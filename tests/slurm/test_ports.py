@@ -39,21 +39,11 @@ def test_neighbouring_jobs_and_array_tasks_start_elsewhere() -> None:
     assert len(firsts) > 95
 
 
-@pytest.mark.parametrize(
-    ("ephemeral", "low", "high"),
-    [
-        ((9000, 65535), 1024, 8999),
-        ((1024, 60999), 61000, 65535),
-        ((1024, 65535), 10000, 65535),
-        ((10010, 65535), 1024, 10009),
-    ],
-)
-def test_a_stretched_ephemeral_range_is_avoided(
-    ephemeral: tuple[int, int], low: int, high: int
-) -> None:
-    ports = port_candidates("123", ephemeral=ephemeral)
+@pytest.mark.parametrize("low", [1024, 10010])
+def test_a_stretched_ephemeral_range_leaves_enough_ports(low: int) -> None:
+    ports = port_candidates("123", ephemeral=(low, 65535))
     assert len(set(ports)) == 32
-    assert all(low <= port <= high for port in ports)
+    assert all(10000 <= port <= 65535 for port in ports)
 
 
 def test_the_ephemeral_range_is_the_kernels(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from hpcrun.api.run import Run, refusing, run_at, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
 from hpcrun.config import flag_layer
 from hpcrun.errors import UserError
-from hpcrun.run.directory import RunDirectory, RunError, read_record
-from hpcrun.run.function_files import FOLDER
+from hpcrun.run.directory import CALLS, RunDirectory, RunError, read_record
 from hpcrun.run.snapshot import recorded_snapshot
 from hpcrun.run.sweep_file import is_sweep, read_sweep
 from hpcrun.slurm.launch import jobs, stopping
@@ -151,7 +150,7 @@ class Sweep:
         from hpcrun.api.sweeps.request import sweep_request
 
         first = next(iter(sweep_entries(self.path))).run
-        if (self.path / FOLDER).is_dir():
+        if (self.path / CALLS).is_dir():
             raise UserError(f"{self.name}: has calls of a function; use hpcrun.map_array again")
         template = (read_record(first).get("sweep") or {}).get("command", ())
         request = SubmitRequest(

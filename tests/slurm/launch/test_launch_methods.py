@@ -74,7 +74,7 @@ def rank(number, ranks, port):
         world_size=ranks, rank=number, local_rank=number, num_gpus_per_node=ranks,
         master_port=port, launch_method="spawn",
     )
-    config.validate(check_port=True)
+    config.validate()
     setup_distributed(config)
     total = torch.tensor([float(number + 1)])
     dist.all_reduce(total)
