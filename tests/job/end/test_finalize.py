@@ -50,12 +50,6 @@ def raised(message: str, kind: type[Exception] = RuntimeError) -> Exception:
         return error
 
 
-def test_a_finished_run_is_done_despite_an_error_of_srun(run: RunDirectory) -> None:
-    record_event(run, "finished", attempt=FIRST, step=10)
-    end = classified(run, 137)
-    assert (end.cause, end.decision.restart) == (Cause.FINISHED, False)
-
-
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
@@ -180,13 +174,6 @@ def test_a_checkpoint_that_cannot_be_read_stops_no_attempt(
     finalize(run, Attempt("7", 1), 1, None)
     ended = [event for event in read_events(run) if event.what == "ended"]
     assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
-
-
-def test_bad_input_is_reported_again_and_not_repeated(run: RunDirectory) -> None:
-    record_event(run, "bad-input", attempt=FIRST, reason="task: no such thing")
-    end = classified(run, exitcodes.BAD_INPUT)
-    assert (end.cause, end.line) == (Cause.BAD_INPUT, "task: no such thing")
-    assert not end.decision.restart
 
 
 @pytest.mark.parametrize("kind", [NotDeterministic, NotTrainable])
