@@ -321,7 +321,7 @@ class _NextStart:
         if obstacle is not None:
             return obstacle
         allocation = in_place.read_allocation(
-            attempt, found, self.clock, after=job.exclude_after, hours=job.exclude_hours
+            attempt, found, after=job.exclude_after, hours=job.exclude_hours
         )
         if nodes is not None:
             dead, avoided = nodes.without_bad_nodes(

@@ -34,25 +34,22 @@ def on_stop_signals(handler: Callable[[int, FrameType | None], None] | signal.Ha
         signal.signal(number, handler)
 
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+# An upgrade replaces all files of the package.
+_FILE = Path(__file__)
 
 
-def _stamp() -> frozenset[tuple[str, int, int]]:
-    """Return path, size and time of change of every module."""
-    found = set()
-    for path in _PACKAGE.rglob("*.py"):
-        state = path.stat()
-        found.add((str(path), state.st_size, state.st_mtime_ns))
-    return frozenset(found)
+def _stamp() -> tuple[int, int]:
+    state = _FILE.stat()
+    return state.st_ino, state.st_mtime_ns
 
 
 _AT_START = _stamp()
 
 
 def was_upgraded() -> bool:
-    """Return True if the modules of this package are other files than at the start of this process."""
+    """Return True if the files of this package are others than at the start of this process."""
     try:
         return _stamp() != _AT_START
     except OSError:
-        # A module went away between two calls: the upgrade runs now.
+        # The upgrade runs now.
         return True
