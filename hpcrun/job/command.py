@@ -123,7 +123,7 @@ _STARTS_RANKS = re.compile(
     r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
     rf"|-[a-zA-Z]*m ?({_MODULES})"
 )
-# A command that does not run the program whose name it gets, such as `pip show deepspeed`.
+# A command with the name of a program that it does not run, such as `pip show deepspeed`.
 _NAMES_ONLY = re.compile(r"(?:^|[\s/])(?:pip[\d.]*|install|which|command|type|echo|module)(?:\s|$)")
 # The words after a script or a module are its own, such as `--strategy deepspeed`.
 _SCRIPT = re.compile(rf"\S+\.(?:py|sh)\b|(?<=-m )(?!{_MODULES})\S+")

@@ -215,7 +215,7 @@ def conclude(
 
 
 def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) -> int:
-    """Requeue a job whose batch step was killed, and return the exit code. Slurm ends ranks that still run.
+    """Requeue the job of a killed batch step, and return the exit code. Slurm ends ranks that still run.
 
     Raises:
         OSError: the run directory cannot be read or written.

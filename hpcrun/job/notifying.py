@@ -1,6 +1,6 @@
 """Notifications of a run: the message, and the process of the user's command that gets the message.
 
-Nobody waits for the command before a restart. A sweep has one message, from the run that ends last.
+A restart does not wait for the command. A sweep has one message, from the run that ends last.
 """
 
 import contextlib
