@@ -123,7 +123,7 @@ _STARTS_RANKS = re.compile(
     r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
     rf"|-[a-zA-Z]*m ?({_MODULES})"
 )
-# A command that does not run the program whose name it gets, such as `pip show deepspeed`.
+# A command with the name of a program that it does not run, such as `pip show deepspeed`.
 _NAMES_ONLY = re.compile(r"(?:^|[\s/])(?:pip[\d.]*|install|which|command|type|echo|module)(?:\s|$)")
 # The words after a script or a module are its own, such as `--strategy deepspeed`.
 _SCRIPT = re.compile(rf"\S+\.(?:py|sh)\b|(?<=-m )(?!{_MODULES})\S+")
@@ -234,7 +234,6 @@ LauncherName = Literal["torchrun", "accelerate"]
 # The launchers have no handler for the warning before a time limit: they and their ranks would die of
 # it. A rank that sets a handler still receives the signal.
 _OUTLIVE_WARNING = 'trap "" USR1 USR2; exec "$@"'
-_KEEP_CODE = str(Path(__file__).with_name("keep_code.py"))
 _PACKAGES: Mapping[LauncherName, str] = {"torchrun": "torch", "accelerate": "accelerate"}
 # Seconds for an interpreter on a slow file system.
 _ANSWER = 60.0
@@ -266,7 +265,7 @@ class Launcher:
             own = _torchrun(self.ranks, environ)
         else:
             own = _accelerate(self.ranks, command, environ)
-        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, _KEEP_CODE, *own, *command]
+        return ["sh", "-c", _OUTLIVE_WARNING, "sh", self.python, "-m", *own, *command]
 
 
 def launching_python(asked: str | None, name: LauncherName) -> str:

@@ -6,7 +6,6 @@ The local cluster's controller finalizes an attempt in the same way, through `hp
 import contextlib
 import subprocess
 import sys
-import time
 import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ class RunTakenOver(Exception):
 class EndedAttempt:
     """The end of the attempt, and the run's config.
 
-    ``sender``: the process that sends the notification of this end, if there is one.
+    ``sender``: the command that gets the notification of this end, if there is one.
     """
 
     classification: Classification
@@ -115,19 +114,20 @@ def finalize_attempt(
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
     budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
-    classification = finalize(
-        run,
+    found = finalize(run, attempt, exit_code, budgets, ending, setup=setup)
+    about = notifying.Notification(
+        found.notification,
         attempt,
-        exit_code,
-        budgets,
-        ending,
-        setup=setup,
-        notify_on=notifying.wanted(run, config.watch),
+        found.cause.value,
+        found.line,
+        found.decision.reason,
+        found.step,
+        found.diagnosis.host if found.diagnosis else None,
     )
-    sender = notifying.start(run, config.watch)
-    _say(f"{classification.cause.value}: {classification.line}")
-    _say(classification.decision.reason)
-    return EndedAttempt(classification, config, sender)
+    sender = notifying.start(run, config.watch, about) if found.notification else None
+    _say(f"{found.cause.value}: {found.line}")
+    _say(found.decision.reason)
+    return EndedAttempt(found, config, sender)
 
 
 def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
@@ -215,7 +215,7 @@ def conclude(
 
 
 def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) -> int:
-    """Requeue a job whose batch step was killed, and return the exit code. Slurm ends ranks that still run.
+    """Requeue the job of a killed batch step, and return the exit code. Slurm ends ranks that still run.
 
     Raises:
         OSError: the run directory cannot be read or written.
@@ -265,8 +265,10 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
     remedy = "free some space there" if isinstance(error, OSError) else "correct the cause"
     reason = f"no job continues {run.name}: {remedy}, then `hpcrun resume {run.name}`"
     complain(reason)
-    event = Event("ended", time.time(), attempt, None, None, {"reason": reason})
-    notifying.send(run, notifying.Due("failed", attempt, event))
+    with contextlib.suppress(OSError, UserError):
+        watch = load_resolved(run.config).watch
+        about = notifying.Notification("failed", attempt, "", reason)
+        notifying.wait(notifying.start(run, watch, about))
     return exit_code or exitcodes.FAILED
 
 
@@ -319,7 +321,7 @@ class _NextStart:
         if obstacle is not None:
             return obstacle
         allocation = in_place.read_allocation(
-            attempt, found, self.clock, after=job.exclude_after, hours=job.exclude_hours
+            attempt, found, after=job.exclude_after, hours=job.exclude_hours
         )
         if nodes is not None:
             dead, avoided = nodes.without_bad_nodes(
@@ -395,10 +397,10 @@ class _NextStart:
 
     def _notify_given_up(self, reason: str, name: str) -> None:
         """Record and notify that no job continues the run although the policy allows a restart."""
-        cause, watch = self.ended.classification.cause.value, self.ended.config.watch
-        asked = {notifying.KEY: name} if name in notifying.wanted(self.run, watch) else {}
-        note(self.run, "given-up", self.attempt, cause=cause, reason=reason, **asked)
-        notifying.wait(notifying.start(self.run, watch))
+        cause = self.ended.classification.cause.value
+        note(self.run, "given-up", self.attempt, cause=cause, reason=reason)
+        about = notifying.Notification(name, self.attempt, cause, reason)
+        notifying.wait(notifying.start(self.run, self.ended.config.watch, about))
 
     def _continue_in_another_job(self) -> int:
         """Submit the follow-up job of a job that Slurm does not requeue; return the exit code."""

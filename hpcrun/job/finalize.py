@@ -5,7 +5,7 @@ cluster's controller): a rank that was killed can decide nothing.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hpcrun.job.history import (
     jobs_of,
     last_committed,
 )
-from hpcrun.job.notifying import KEY, notification_of
+from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.job.script_end import stop_facts
@@ -53,7 +53,8 @@ _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 class Classification:
     """The end of an attempt and what follows.
 
-    ``step``: the newest committed step. ``diagnosis``: the first failure, if any.
+    ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``notification``: the name
+    of the notification about the end; empty: none.
     """
 
     cause: Cause
@@ -61,6 +62,7 @@ class Classification:
     line: str
     decision: Decision
     diagnosis: Diagnosis | None
+    notification: str = ""
 
 
 def finalize(
@@ -71,7 +73,6 @@ def finalize(
     ending: Ending = NO_ENDING,
     *,
     setup: str | None = None,
-    notify_on: Collection[str] = (),
 ) -> Classification:
     """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
 
@@ -81,7 +82,6 @@ def finalize(
             function itself, and does not see later failures of other ranks.
         ending: the scheduler's part in the end.
         setup: the command of the batch script that failed before the ranks started.
-        notify_on: the notifications that the config requests; the event ``ended`` names the one to send.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -112,10 +112,9 @@ def finalize(
     chain = jobs_of(events, attempt.job)
     own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
     decision = _by_hand(cause) if budgets is None else decide(own, budgets)
-    if cause is Cause.CANCELLED and was_pruned(events):
-        # A search would send a message for most of its trials.
-        notify_on = ()
-    asked = notification_of(cause, restart=decision.restart, attempts=len(own))
+    # A search would send a message for most of its trials.
+    pruned = cause is Cause.CANCELLED and was_pruned(events)
+    about = "" if pruned else notification_of(cause, restart=decision.restart, attempts=len(own))
     named = cause in (Cause.CRASH, Cause.HANG) or (diagnosis is not None and diagnosis.unfit)
     record_event(
         run,
@@ -129,9 +128,8 @@ def finalize(
         restart_allowed=decision.restart,
         decision=decision.reason,
         **facts,
-        **({KEY: asked} if asked in notify_on else {}),
     )
-    found = Classification(cause, step, line, decision, diagnosis)
+    found = Classification(cause, step, line, decision, diagnosis, about)
     # A job that did no work must not replace the result of a finished run.
     finished = (read_json(run.result) or {}).get("state") == "finished"
     if not decision.restart and (_opened(events, attempt) or not finished):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.history import START_SECONDS, all_histories
-from hpcrun.job.policy import Clock
 from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
@@ -25,7 +24,6 @@ _POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
 _DEAD = ("DOWN", "FAIL", "DRAIN", "NOT_RESPONDING", "POWER", "REBOOT")
 # Seconds. srun itself waits until KillWait is over, so what is left then cannot be killed.
 _STEP_END, _LOOK = 20.0, 0.1
-_CONTROLLER = 60.0
 
 
 def attempt_obstacle(
@@ -94,21 +92,16 @@ def allocation_obstacle(attempt: Attempt, job: Allocation, now: float, lead: flo
 
 
 def read_allocation(
-    attempt: Attempt, ended: Classification, clock: Clock, *, after: int | None, hours: float
+    attempt: Attempt, ended: Classification, *, after: int | None, hours: float
 ) -> Allocation:
-    """Ask Slurm for the job of ``attempt`` and its nodes; wait a minute for a controller that restarts.
+    """Ask Slurm for the job of ``attempt`` and its nodes.
 
     Args:
         ended: the end of the attempt.
         after: number of failures from which a node is excluded; None: never.
         hours: only failures of the last ``hours`` hours count.
     """
-    late = clock.now() + _CONTROLLER
-    for _ in range(int(_CONTROLLER)):
-        shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
-        if shown.returncode == 0 or clock.now() >= late:
-            break
-        clock.sleep(1.0)
+    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job))
     if shown.returncode != 0:
         return Allocation(None)
     facts = slurm.parse_show_job(shown.stdout)

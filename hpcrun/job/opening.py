@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from hpcrun.run.endings import read_hang
 from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event, was_cancelled
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.record import claim
-from hpcrun.slurm.avoided_nodes import record_dead_nodes
 
 
 class Refused(UserError):
@@ -62,8 +60,6 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
     for record in all_histories(events):
         if record.cause is None and record.attempt != attempt:
             cause, reason = _end_of(run, events, record, attempt)
-            if cause is Cause.NODE_FAILURE:
-                _blame_nodes(run, events, record)
             record_event(
                 run,
                 "ended",
@@ -134,19 +130,6 @@ def _end_of(
         Cause.NODE_FAILURE,
         "ended without an exit record: its node failed, or all its processes died together",
     )
-
-
-def _blame_nodes(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> None:
-    for event in events:
-        hosts = event.fields.get("hosts")
-        if event.what == "opened" and event.attempt == record.attempt and hosts:
-            try:
-                dead = record_dead_nodes(str(hosts), str(run.path), record.attempt.owner)
-            except OSError as error:
-                print(f"hpcrun: the bad-node list is not written: {error}", file=sys.stderr)
-                continue
-            if dead:
-                print(f"hpcrun: down since the previous attempt: {', '.join(dead)}", flush=True)
 
 
 def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:

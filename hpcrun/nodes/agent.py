@@ -24,12 +24,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from hpcrun import slurm
+from hpcrun.errors import ClusterError
 from hpcrun.nodes.kill_ranks import kill_processes
-from hpcrun.nodes.lost_batch_host import requeue_without_batch_host
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.fork_messages import fork_server_command
+from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
 from hpcrun.slurm.node_setup import die_with_parent
+from hpcrun.slurm.notation import expand
 
 FORK_PROGRAM = "fork server"
 """The name of the fork server among the programs of an agent."""
@@ -268,6 +271,36 @@ class NodeAgent:
                 socket.create_connection((address, port), _CONNECT).close()
             reached = True
         self._answers.put({"reached": reached})
+
+
+def requeue_without_batch_host(node: str, environ: Mapping[str, str]) -> bool:
+    """Requeue a job that Slurm keeps although the node of its batch script is lost; return True if so.
+
+    Observed with Slurm 22.05 and 26.05: a job with ``--no-kill`` stays RUNNING without its batch script until
+    its time limit, and the controller no longer lists the batch host among its nodes. Of several agents only
+    the first node's acts.
+    """
+    job = job_id(environ) or ""
+    shown = slurm.run(slurm.scontrol_show_job_command(job))
+    facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
+    if not must_requeue(node, facts, environ.get("SLURM_RESTART_COUNT") or "0"):
+        return False
+    return slurm.run(slurm.scontrol_requeue_command(job)).returncode == 0
+
+
+def must_requeue(node: str, facts: Mapping[str, str], restarts: str) -> bool:
+    """Return True if the job runs without its batch host and ``node`` is the first of its nodes.
+
+    Args:
+        facts: the fields of ``scontrol show job``.
+        restarts: the restart count of the agent's own start.
+    """
+    try:
+        left = expand(facts.get("NodeList", ""))
+    except ClusterError:
+        return False
+    same = facts.get("JobState") == "RUNNING" and facts.get("Restarts") == restarts
+    return same and "BatchHost" in facts and facts["BatchHost"] not in left and left[0] == node
 
 
 def _answer(door: socket.socket) -> None:

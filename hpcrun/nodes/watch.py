@@ -2,8 +2,8 @@
 
 Slurm reports a lost node after `SlurmdTimeout`, by default 300 s, and the ranks on the other nodes wait in a
 collective until then. A node counts as lost after no beat for 5 s, if the kernel of the node neither accepts
-nor refuses a connection for 3 s, while other nodes answer. A node whose agent was stopped or killed still
-answers; Slurm notices its loss.
+nor refuses a connection for 3 s, while other nodes answer. A node still answers after
+its agent was stopped or killed; Slurm notices the loss of such a node.
 """
 
 import contextlib
@@ -402,7 +402,7 @@ class NodeWatch:
                 self._set_lost(node, reason)
 
     def _give_up_without_agent(self, now: float) -> None:
-        """Watch no node any more that answers and whose agent has not connected again."""
+        """End the watch of nodes that answer without an agent."""
         ended = [
             node
             for node, state in self._states.items()

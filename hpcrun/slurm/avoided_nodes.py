@@ -21,7 +21,6 @@ from hpcrun.slurm.commands import given_option
 from hpcrun.slurm.nodes import NodeRow, parse_sinfo_gres, sinfo_gres_command
 from hpcrun.slurm.notation import expand
 
-_DEAD = ("DOWN", "FAIL", "ERROR", "NOT_RESPONDING", "UNKNOWN")
 # sinfo's long state names; a "*" at the end: the node does not respond, "$": maintenance.
 _LIVING = ("idle", "mixed", "allocated", "completing", "planned")
 _NOT_NOW = ("*", "$")
@@ -112,25 +111,6 @@ def nodes_to_spare(hosts: Sequence[str], request: NodeRequest) -> list[str]:
     if request.partition is None and default:
         rows = [row for row in rows if row.partition in default]
     return spare(hosts, rows, request.nodes, request.excluded)
-
-
-def record_dead_nodes(hosts: str, run: str, attempt: str) -> list[str]:
-    """Record the nodes of ``hosts`` (a host list) that Slurm reports as down; return them.
-
-    Args:
-        attempt: the start of the job that had the nodes.
-
-    Raises:
-        OSError: the bad-node list cannot be written.
-    """
-    listed = slurm.run(slurm.sinfo_command(hosts=expand(hosts)))
-    states = slurm.parse_sinfo(listed.stdout) if listed.returncode == 0 else {}
-    dead = [node for node, state in states.items() if state.upper().startswith(_DEAD)]
-    for node in dead:
-        add_failure(
-            bad_nodes_path(os.environ), node, f"node failure ({states[node]})", run, attempt
-        )
-    return dead
 
 
 _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never a slow submission

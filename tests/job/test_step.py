@@ -208,8 +208,9 @@ def test_a_config_damaged_during_the_run_ends_it(desk: Desk) -> None:
 
 
 def test_an_end_that_a_full_disk_refuses_ends_the_run(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    desk = Desk(tmp_path, watch={"notify": f"cat > {tmp_path}/sent"})
     open_attempt(desk.run, FIRST, Budgets())
     waits: list[float] = []
 
@@ -224,6 +225,7 @@ def test_an_end_that_a_full_disk_refuses_ends_the_run(
     assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
     assert "free some space there, then `hpcrun resume" in told
     assert [event.what for event in read_events(desk.run)] == ["opened"]
+    assert "free some space there" in json.loads((tmp_path / "sent").read_text())["reason"]
     # A script that a signal ended with exit code 0 is not finished.
     assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), clock).code == 1
     write_json(desk.run.result, {"state": "finished"})

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hpcrun.nodes.lost_batch_host import must_requeue
+from hpcrun.nodes.agent import must_requeue
 from hpcrun.nodes.spare_probe import EVERY, PROBE, SpareProbe, fault_of, probe_command
 from hpcrun.nodes.step_nodes import (
     JobShape,

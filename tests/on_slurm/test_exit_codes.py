@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import signal
-import time
-from pathlib import Path
 
 import pytest
 
 from tests import jobs
-
-from . import cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 
@@ -63,37 +56,3 @@ def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
     reason = end.fields["reason"]
     assert "rank 1 on node2" in reason
     assert "cannot be entered: No such file or directory" in reason
-
-
-def batch_scripts(site: cluster.SlurmCluster) -> list[int]:
-    """Return the processes of batch scripts on the nodes."""
-    found = []
-    for pid in (pid for node in site.nodes for pid in site.processes(node)):
-        with contextlib.suppress(OSError):
-            if b"slurm_script" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-    return found
-
-
-@pytest.mark.slow
-def test_a_requeue_waits_minutes_for_an_unreachable_controller(bench, calm):
-    run = bench.submit("alone", model__pause=0.03)
-    with bench.held_at(run, 14):
-        (victim,) = bench.pids(run, 1)
-        assert batch_scripts(bench.slurm)
-        bench.slurm.stop_daemon("slurmctld")
-        os.kill(victim, signal.SIGKILL)
-    bench.wait_until(
-        lambda: "Terminating StepId" in bench.batch_log(run), 300, lambda: bench.batch_log(run)
-    )
-    # Longer than an upgrade of a controller, and than any other timeout here. If srun ends,
-    # the batch step retries the requeue. On Slurm 26.05 srun itself waits for the controller.
-    time.sleep(200)
-    assert batch_scripts(bench.slurm), bench.batch_log(run)
-    if bench.causes(run):
-        assert jobs.events(run, "requeue-failed")
-    bench.slurm.start_daemon("slurmctld")
-    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["crash", "finished"]
-    assert bench.slurm.restarts(bench.job(run)) == 1
-    assert jobs.final_state(run) == jobs.final_state(calm)

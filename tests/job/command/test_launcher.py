@@ -1,15 +1,11 @@
 """The launcher's arguments that make one training of the launchers on all nodes."""
 
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hpcrun.job import keep_code
 from hpcrun.job.command import Launcher, launching_python
-from hpcrun.job.keep_code import asks_to_continue
 
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
 
@@ -18,7 +14,7 @@ def test_torchrun_gets_all_nodes_and_outlives_the_warning() -> None:
     words = Launcher("torchrun", 4, "/env/python").words(["train.py", "--lr", "1"], NODE)
     assert words[:3] == ["sh", "-c", 'trap "" USR1 USR2; exec "$@"']
     assert words[4:] == [
-        *("/env/python", keep_code.__file__, "torch.distributed.run"),
+        *("/env/python", "-m", "torch.distributed.run"),
         *("--nnodes=2", "--node-rank=1"),
         *(
             "--nproc-per-node=4",
@@ -35,7 +31,7 @@ def accelerate(command: list[str], home: Path, **changes: str) -> list[str]:
     """Return accelerate's arguments on a node with one GPU, without its name and the script's arguments."""
     environ = {**NODE, "HF_HOME": str(home), **changes}
     words = Launcher("accelerate", 1, "python").words([*command, "train.py"], environ)
-    assert words[5:7] == [keep_code.__file__, "accelerate.commands.launch"]
+    assert words[5:7] == ["-m", "accelerate.commands.launch"]
     return words[7:-1]
 
 
@@ -83,58 +79,3 @@ def test_a_python_without_torch_gives_way_to_the_own_interpreter(
     # The error of the named interpreter is clearer than that of another one without the package.
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert launching_python(None, "torchrun") == on_path
-
-
-@dataclass
-class Ended:
-    """A rank as torch's ChildFailedError lists it."""
-
-    exitcode: int
-    timestamp: int = 1
-
-
-class ChildFailed(Exception):
-    """Has the only attribute of torch's ChildFailedError that counts."""
-
-    def __init__(self, *ranks: Ended) -> None:
-        self.failures = dict(enumerate(ranks))
-
-
-@pytest.mark.parametrize(
-    ("error", "continues"),
-    [
-        (ChildFailed(Ended(75)), True),
-        (ChildFailed(Ended(-15), Ended(75)), False),
-        (ChildFailed(Ended(-15, 2), Ended(75), Ended(75, 2), Ended(-9, 32)), True),
-        # A rank that was killed: torchrun ended the other ranks, which saved.
-        (ChildFailed(Ended(-9), Ended(75, 2)), False),
-        (ChildFailed(Ended(75), Ended(1)), True),
-        (ChildFailed(Ended(1), Ended(75)), False),
-        (ChildFailed(Ended(1)), False),
-        (ChildFailed(), False),
-        (subprocess.CalledProcessError(75, ["python"]), True),
-        (subprocess.CalledProcessError(1, ["python"]), False),
-        (ValueError("75"), False),
-    ],
-)
-def test_ranks_that_ask_to_continue_differ_from_failed_ranks(
-    error: Exception, continues: bool
-) -> None:
-    assert asks_to_continue(error) is continues
-
-
-LAUNCHER = """
-import subprocess, sys
-print(__name__, sys.argv, sys.path[0], flush=True)
-raise subprocess.CalledProcessError(int(sys.argv[1]), "rank")
-"""
-
-
-@pytest.mark.parametrize(("code", "ours"), [(75, 75), (3, 1)])
-def test_a_launcher_ends_with_75_as_its_ranks_do(tmp_path: Path, code: int, ours: int) -> None:
-    (tmp_path / "launches.py").write_text(LAUNCHER)
-    command = [sys.executable, keep_code.__file__, "launches", str(code), "--lr"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == ours, done.stderr
-    told = ["__main__", str([str(tmp_path / "launches.py"), str(code), "--lr"]), str(tmp_path)]
-    assert done.stdout.strip() == " ".join(told)

@@ -59,24 +59,6 @@ def test_one_task_per_node_is_one_rank(
     assert outcome(run) == ("finished", ["finished"])
 
 
-def test_75_of_ranks_of_torchrun_asks_for_another_start(tmp_path: Path) -> None:
-    """One rank asks to be continued; torchrun ends the other rank of its node."""
-    (tmp_path / "part.py").write_text(
-        "import os, sys, time\n"
-        "if os.environ['HPCRUN_RESTART'] == '0':\n"
-        "    sys.exit(75) if os.environ['RANK'] == '0' else time.sleep(60)\n"
-    )
-    shape = ("--nodes", "1", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
-    own = ("--name", "part", "job.requeue_delay=0.1", "restarts.crash=0", "--launcher", "torchrun")
-    # The launcher runs with the first python on PATH.
-    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = jobs.hpcrun("submit", *shape, *own, "--", "part.py", cwd=tmp_path, env=path)
-    assert done.returncode == 0, done.stderr
-    run = RunDirectory(tmp_path / "runs" / "part")
-    jobs.wait_for_end(run)
-    assert outcome(run) == ("finished", ["continued", "finished"]), logs(run, 0)
-
-
 # As torchrun does with its ranks.
 IN_SESSIONS = """
 import os, signal, subprocess, sys
