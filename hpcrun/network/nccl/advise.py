@@ -1,6 +1,7 @@
 """Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from typing import Any
 
 from hpcrun.network.nccl.machine import Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.rules import rules, version_key
-from hpcrun.slurm.environment import export_lines
 
 # NCCL uses these only if there is no other interface, and prefers names that begin with ib.
 _SKIPPED = ("lo", "docker")
@@ -236,7 +236,7 @@ def as_shell(lines: Sequence[Advice]) -> str:
         record = line.as_record()
         text.append(f"# {_one_line(record['reason'])} [{record['source']}]")
         if line.name is not None and line.value is not None:
-            text += export_lines({line.name: line.value})
+            text.append(f"export {line.name}={shlex.quote(line.value)}")
     return "\n".join(text or [f"# {NOTHING}"]) + "\n"
 
 
