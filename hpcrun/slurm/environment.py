@@ -115,7 +115,8 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 def export_from_environment(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return shell lines that export ``variables``, and the environment from which the lines take the values.
 
-    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only.
+    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only. ``srun
+    --export`` splits values at their commas.
     """
     lines, environ = [], {}
     for name, value in variables.items():
