@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _ANY = object()
-# Each removed key, and the value that asks for what this version does.
-_REMOVED: dict[str, Any] = {
+REMOVED: dict[str, Any] = {
     "checkpoint.stage_dir": None,
     "fsdp.buffer_dtype": None,
     # These keys had an effect only together with a value that this version refuses, or chose a folder.
@@ -29,6 +28,7 @@ _REMOVED: dict[str, Any] = {
     "train.sync_batchnorm": False,
     "train.uneven": "across",
 }
+"""Each removed key, and the value that asks for what this version does."""
 
 
 def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
@@ -43,7 +43,7 @@ def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     """
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
     ignored, refused = list[str](), dict[str, Any]()
-    for key, present in _REMOVED.items():
+    for key, present in REMOVED.items():
         section, _, name = key.partition(".")
         part = kept.get(section)
         if not isinstance(part, dict) or name not in part:
