@@ -1,4 +1,4 @@
-"""A stored config with keys of an earlier version goes on, or is refused with its line."""
+"""A stored config with keys of an earlier version is read, or refused with its line."""
 
 from pathlib import Path
 

@@ -8,7 +8,7 @@ from hpcrun.train.metrics.log import gpu_facts
 
 
 class Driver:
-    """A GPU whose samples are listed; then it is lost."""
+    """A GPU with the listed samples, which is lost after these."""
 
     def __init__(self, *samples: tuple[float, float]) -> None:
         self.samples = list(samples)
