@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_180, 25),
-    "checkpoint": (6_220, 33),
+    "checkpoint": (6_230, 33),
     "cli": (4_740, 34),
     "config": (2_910, 14),
     "devices": (670, 6),
@@ -28,9 +28,9 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "ranks": (3_260, 15),
     "results": (3_700, 18),
     "run": (3_310, 16),
-    "slurm": (4_130, 24),
+    "slurm": (4_110, 24),
     "tasks": (1_070, 8),
-    "tests": (54_150, 433),
+    "tests": (53_970, 433),
     "train": (9_830, 49),
 }
 """The most lines and files of each package, and of the tests."""

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _ANY = object()
-# Each removed key, and the value that asks for what this version does.
-_REMOVED: dict[str, Any] = {
+REMOVED: dict[str, Any] = {
     "checkpoint.stage_dir": None,
     "fsdp.buffer_dtype": None,
     # These keys had an effect only together with a value that this version refuses, or chose a folder.
     **dict.fromkeys(
-        ("fsdp.min_parameters", "optim.muon_momentum", "train.checkpoint_blocks"), _ANY
+        ("fsdp.classes", "fsdp.min_parameters", "optim.muon_momentum", "train.checkpoint_blocks"),
+        _ANY,
     ),
     **dict.fromkeys(("train.compile_cache", "train.lr_base_batch"), _ANY),
     **dict.fromkeys(("train.powersgd_rank", "train.powersgd_start"), _ANY),
@@ -29,6 +29,7 @@ _REMOVED: dict[str, Any] = {
     "train.sync_batchnorm": False,
     "train.uneven": "across",
 }
+"""Each removed key, and the value that asks for what this version does."""
 
 
 def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
@@ -43,7 +44,7 @@ def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
     """
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
     ignored, refused = list[str](), dict[str, Any]()
-    for key, present in _REMOVED.items():
+    for key, present in REMOVED.items():
         section, _, name = key.partition(".")
         part = kept.get(section)
         if not isinstance(part, dict) or name not in part:

@@ -112,11 +112,6 @@ def scontrol_show_partitions_command() -> list[str]:
     return ["scontrol", "--oneliner", "show", "partitions"]
 
 
-def scontrol_show_config_command() -> list[str]:
-    """Build the query for the cluster's configuration."""
-    return ["scontrol", "show", "config"]
-
-
 def _checked(job_id: str) -> str:
     if not JOB_ID.fullmatch(job_id):
         raise ClusterError(

@@ -112,22 +112,11 @@ def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def export_lines(variables: Mapping[str, str]) -> list[str]:
-    """Return one shell line ``export NAME='value'`` per variable, safe for any value.
-
-    Lines in the batch script and not ``srun --export``, which splits values at their commas.
-    """
-    lines = []
-    for name, value in variables.items():
-        quoted = value.replace("'", "'\"'\"'")
-        lines.append(f"export {name}='{quoted}'")
-    return lines
-
-
 def export_from_environment(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return shell lines that export ``variables``, and the environment from which the lines take the values.
 
-    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only.
+    ps(1) shows the arguments of a shell to every user of a node, but its environment to its user only. ``srun
+    --export`` splits values at their commas.
     """
     lines, environ = [], {}
     for name, value in variables.items():

@@ -71,7 +71,7 @@ def cluster_offer() -> Offer | None:
     for command in (
         slurm.scontrol_show_nodes_command(),
         slurm.scontrol_show_partitions_command(),
-        slurm.scontrol_show_config_command(),
+        ["scontrol", "show", "config"],
     ):
         shown = slurm.run(command)
         if shown.returncode != 0:

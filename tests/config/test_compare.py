@@ -97,7 +97,7 @@ def test_a_checkpoint_without_a_newer_key_counts_with_the_default():
     before = {key: value for key, value in parallelism(config).items() if key.startswith("train.")}
     assert changed_ways(before, config, sharded=False) == []
     each = "fsdp.reduce_each_micro_batch"
-    # It is compared with what `auto` stands for; with one micro-batch the key has no effect.
+    # It is compared with the meaning of `auto`; with one micro-batch the key has no effect.
     large = [f"{each}: False -> True"]
     same = before | {each: "auto", "fsdp.deferred_init": False}
     assert changed_ways(same, config, sharded=True, auto_reduces=True) == []
@@ -205,9 +205,9 @@ def test_the_number_of_best_weights_may_change_not_reach_zero():
 
 
 def test_the_possible_length_is_reported_with_its_reason():
-    def left(old, new, stands):
+    def left(old, new, done):
         old, new = (resolve([override_layer(line.split())]) for line in (old, new))
-        return lengths_left(old, new, stands)
+        return lengths_left(old, new, done)
 
     constant, wsd = "optim.schedule=constant", "train.steps=20 optim.schedule=wsd"
     assert left(wsd, f"{wsd} train.steps=40 train.lr=1", 17) is None

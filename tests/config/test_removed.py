@@ -1,11 +1,12 @@
-"""A stored config with keys of an earlier version goes on, or is refused with its line."""
+"""A stored config with keys of an earlier version is read, or refused with its line."""
 
 from pathlib import Path
 
 import pytest
 
 from hpcrun.config import Config, ConfigError, changes_since, load_resolved, recorded, to_yaml
-from hpcrun.config.removed import without_removed
+from hpcrun.config.removed import REMOVED, without_removed
+from hpcrun.config.shape import known_keys
 
 HARMLESS = {"train.uneven": "across", "train.checkpoint_blocks": "7", "job.cluster": "null"}
 
@@ -51,3 +52,7 @@ def test_a_checkpoint_of_an_earlier_version_is_compared():
     assert found.refused == ["train.lr: 0.5 -> 0.0003"]
     before["train"]["uneven"] = "drop"
     assert without_removed(before)[2] == {"train.uneven": "drop"}
+
+
+def test_no_key_of_the_schema_counts_as_removed():
+    assert REMOVED.keys().isdisjoint(known_keys(Config))

@@ -125,43 +125,6 @@ def test_gpus_are_asked_in_cuda_s_order(
     assert gpu_cpus({}) == []
 
 
-def span(text: str) -> frozenset[int]:
-    """Return the CPUs of a list as ``nvidia-smi topo -m`` prints it."""
-    ends = [part.split("-") for part in text.split(",") if part]
-    return frozenset(cpu for first, last in ends for cpu in range(int(first), int(last) + 1))
-
-
-# Nodes with eight GPUs: the CPUs that the job may use, distance between the two threads of a core, and the
-# column "CPU Affinity" of `nvidia-smi topo -m`, from public reports of users: we recorded none of them.
-REPORTED = {
-    # github.com/vllm-project/vllm/issues/13855
-    "a DGX with H100": ("0-223", 112, ["0-55,112-167"] * 4 + ["56-111,168-223"] * 4),
-    # github.com/rapidsai/dask-cuda/issues/1381: a job with 32 of 112 CPUs; the driver shows no others.
-    "A100 PCIe, a part of the CPUs": ("0-15,56-71", 56, ["0-15,56-71"] * 4 + [""] * 4),
-}
-
-
-@pytest.mark.parametrize("machine", REPORTED)
-def test_ranks_of_reported_nodes_get_equal_shares_near_their_gpus(
-    machine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allowed, apart, columns = REPORTED[machine]
-    near = [span(column) for column in columns]
-    monkeypatch.setattr(os, "cpu_count", lambda: 2 * apart)
-    words = range(2 * apart // 64 + 1)
-    masks = [
-        [sum(1 << cpu - 64 * w for cpu in one if cpu // 64 == w) for w in words] for one in near
-    ]
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(dict(enumerate(masks))))
-    assert gpu_cpus({}) == near
-    cores = [(cpu, cpu + apart) for cpu in sorted(span(allowed)) if cpu < apart]
-    given = divide(cores, gpu_cpus({}))
-    assert {len(share) for share in given} == {len(cores) // 8}
-    assert flat([core for share in given for core in share]) == sorted(span(allowed))
-    for share, wanted in zip(given, near, strict=True):
-        assert not wanted or wanted.issuperset(flat(share))
-
-
 BIND = """
 import os, sys
 from hpcrun.devices.affinity import bind_rank

@@ -140,15 +140,6 @@ def test_apptainer_pulls_a_reference_once_into_the_run(programs: Path, tmp_path:
     assert list(run.path.iterdir()) == []
 
 
-def test_a_node_without_a_runtime_says_so(programs: Path, tmp_path: Path) -> None:
-    container = container_of(request_of("train.sif"), RUN, FOLDER, slurm=False)
-    done = subprocess.run(
-        [*container.prefix, "python3"], capture_output=True, text=True, check=False
-    )
-    words = "error: execve(): apptainer or singularity: No such file or directory\n"
-    assert (done.returncode, done.stderr) == (2, words)
-
-
 def test_the_local_cluster_has_no_pyxis(programs: Path) -> None:
     write(programs / "srun", "echo --container-image=")
     job = Job.model_validate({"image": "/train.sqsh", "python": "/opt/python"})

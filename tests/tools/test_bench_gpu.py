@@ -1,7 +1,6 @@
 """tools/bench/gpu.py: its requirements, and failed parts."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +16,6 @@ if str(BENCH) not in sys.path:
 
 import gpu  # noqa: E402
 from gpulib.sizes import BF16, FP32, SIZES, kept_in  # noqa: E402
-
-TINY = ["--sizes", "tiny", "--device", "cpu", "--no-compile"]
 
 
 def test_a_python_without_requirements_gets_one_line() -> None:
@@ -55,17 +52,6 @@ FIGURES = {
 }
 
 
-def test_the_largest_model_comes_last() -> None:
-    wanted = gpu.arguments().parse_args([])
-    order = [(job["part"], job["size"], job["batch"]) for job in gpu.jobs(wanted)]
-    assert order[-4:] == [
-        *(("deterministic", "1b", 8), ("checkpoint", "1b", 8)),
-        *(("speed", "7b", 4), ("deterministic", "7b", 4)),
-    ]
-    wanted = gpu.arguments().parse_args(["--parts", "speed", "--sizes", "7b"])
-    assert [job["part"] for job in gpu.jobs(wanted)] == ["speed"]
-
-
 def test_a_failed_part_does_not_affect_the_other_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,26 +81,6 @@ def test_a_wrong_restore_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(["--parts", "speed", "--sizes", "1b"], monkeypatch, lambda *_: told) == 1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ["--device", "gpu0"],
-        ["--sizes", "70b"],
-        ["--parts", "speed,all"],
-        ["--steps", "0"],
-        ["--dir", "/nowhere"],
-    ],
-)
-def test_invalid_arguments_are_refused_before_any_part_runs(
-    wrong: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run(wrong, monkeypatch, lambda *_: pytest.fail("it ran"))
-    assert ended.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(rf"gpu.py: error: (argument )?{wrong[0]}: ", last), last
-
-
 def test_a_part_out_of_memory_repeats_with_half_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,15 +92,6 @@ def test_a_part_out_of_memory_repeats_with_half_the_batch(
 
     assert run(["--parts", "speed", "--sizes", "1b"], monkeypatch, attempt) == 2
     assert batches == [8, 4, 2, 1]
-
-
-def test_a_part_that_takes_too_long_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, BENCH / "gpu.py", *TINY, "--parts", "speed", "--limit", "0.05"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "gpu: speed tiny: not done after 0 s (see --limit and --no-compile)" in done.stderr
 
 
 def test_the_precision_of_the_weights_fits_the_device() -> None:

@@ -131,27 +131,6 @@ def test_two_jobs_on_a_node_get_different_gpus(lab):
     assert {(lab.shared / f"gpus-{job}").read_text() for job in jobs} == {"0,1\n", "2,3\n"}
 
 
-def test_a_dead_node_requeues_the_job_and_its_orphan_survives(whole):
-    script = "#!/bin/sh\nsrun sh -c 'echo $$ > pid-$(hostname)-$SLURM_RESTART_COUNT; sleep 300'\n"
-    job = whole.sbatch("-N2", "--requeue", script=script)
-    whole.wait_state(job, "RUNNING")
-    first = whole.scontrol_show_job(job)["NodeList"]
-    assert first == "node[1-2]"
-    record = whole.shared / "pid-node2-"
-    whole.wait_until(lambda: record.exists() and record.read_text().strip() != "")
-    orphan = int(record.read_text())
-    whole.orphan_node("node2")
-    assert orphan in whole.processes("node2")
-    whole.wait_until(lambda: whole.node_state("node2") == "down*")
-    whole.wait_restarts(job, 1)
-    assert whole.scontrol_show_job(job)["NodeList"] == "node[1,3]"
-    assert orphan in whole.processes("node2")
-    whole.kill_node("node2")
-    assert whole.processes("node2") == []
-    whole.revive_node("node2")
-    assert whole.node_state("node2") == "idle"
-
-
 @pytest.mark.parametrize("lossy", [False, True])
 def test_a_cut_or_lossy_link_drops_packets_until_restored(whole, lossy):
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('node2', 6818), 1)"]

@@ -1,5 +1,6 @@
 """Advice for a node: the variables to set, and the faults to repair. Most nodes need no setting at all."""
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from typing import Any
 
 from hpcrun.network.nccl.machine import Interface, NodeFacts, RdmaPort
 from hpcrun.network.nccl.rules import rules, version_key
-from hpcrun.slurm.environment import export_lines
 
 # NCCL uses these only if there is no other interface, and prefers names that begin with ib.
 _SKIPPED = ("lo", "docker")
@@ -232,7 +232,7 @@ def as_shell(lines: Sequence[Advice]) -> str:
         # A line break in a reason would end the comment.
         text.append(f"# {' '.join(line.reason.split())} [{line.as_record()['source']}]")
         if line.name is not None and line.value is not None:
-            text += export_lines({line.name: line.value})
+            text.append(f"export {line.name}={shlex.quote(line.value)}")
     return "\n".join(text or ["# nothing to set: NCCL's own choices fit this node"])
 
 

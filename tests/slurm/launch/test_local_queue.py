@@ -9,6 +9,7 @@ from hpcrun.errors import LaunchError
 from hpcrun.slurm.local.job_files import ENDED, JobRequest, QueueLimits, read_status, release
 from hpcrun.slurm.local.submission import start_queue
 from tests import jobs
+from tests.slurm.launch import test_local_cluster as local_cluster
 
 # Takes its GPUs by making a folder for each; a GPU that is taken already is a clash.
 JOB = """
@@ -19,31 +20,16 @@ for gpu in ${CUDA_VISIBLE_DEVICES//,/ }; do rmdir "$0/gpu-$gpu"; done
 """
 
 
-# Ends once another job runs at the same time.
-MEETS = """
-touch "$0/met-$SLURM_JOB_ID"
-until [ "$(ls "$0" | grep -c met-)" -ge 2 ]; do sleep 0.05; done
-"""
-
-
-def request(folder: Path, number: int, gpus: int, script: str = JOB) -> JobRequest:
+def request(folder: Path, number: int, gpus: int) -> JobRequest:
     place = folder / str(number)
     place.mkdir()
-    return JobRequest(
+    return local_cluster.request(
         job_id=str(number),
         folder=str(place),
-        command=["bash", "-c", script, str(folder)],
+        command=["bash", "-c", JOB, str(folder)],
         nodes=1,
         tasks_per_node=1,
-        cpus_per_task=None,
         devices=[str(number) for number in range(gpus)],
-        time_limit=None,
-        signal_lead=90.0,
-        grace=5.0,
-        requeue_delay=1.0,
-        setup=[],
-        env={},
-        after=[],
     )
 
 
