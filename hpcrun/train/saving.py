@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval, young
@@ -269,9 +270,9 @@ def make_room(store: CheckpointStore, config: Config, step: int) -> None:
     On a full disk no save would get far enough to do this.
     """
     prune = _pruning(store, config)
-    for make in (lambda: prune(step), lambda: _quarantine(store)):
+    for work in (partial(prune, step), partial(_quarantine, store)):
         try:
-            make()
+            work()
         except CheckpointError as error:
             print(f"hpcrun: {error}", file=sys.stderr, flush=True)
 

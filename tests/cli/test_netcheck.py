@@ -17,7 +17,7 @@ def test_a_report_of_this_machine(tmp_path: Path) -> None:
     done = jobs.hpcrun("netcheck", "--local", "3", *QUICK, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["node", "rate", "score", "round", "trip"]
+    assert lines[0].split() == ["node", "rate", "score", "resent", "round", "trip"]
     assert done.stderr == ""
 
 

@@ -110,7 +110,7 @@ def attention(x: torch.Tensor) -> torch.Tensor:
 
 def test_selective_checkpointing_keeps_attention_and_scaled_products():
     scaled = torch.ops.aten._scaled_mm
-    other = torch.ops.flash_attn._flash_attn_forward  # noqa: SLF001
+    other = torch.ops.flash_attn._flash_attn_forward
     for operation in (flex_attention, scaled.default, other.default):
         assert keep_costly(None, operation) is CheckpointPolicy.MUST_SAVE
     assert keep_costly(None, torch.ops.aten.tanh.default) is CheckpointPolicy.PREFER_RECOMPUTE
