@@ -10,7 +10,7 @@ from tqdm.utils import disp_len
 from hpcrun.api.logs import last_attempt
 from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import quoted, say
@@ -55,7 +55,7 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-_CAUSES = {"bad-input": exitcodes.BAD_INPUT, "save-failed": exitcodes.SAVE_FAILED}
+_CAUSES = {"bad-input": exit_codes.BAD_INPUT, "save-failed": exit_codes.SAVE_FAILED}
 
 
 def print_result(run: RunDirectory) -> None:
@@ -68,28 +68,28 @@ def print_end(run: RunDirectory) -> int:
     result = read_json(run.result)
     if result is None and not run.exists():
         say(f"hpcrun: {run.name} has ended: its run directory, {run.path}, was deleted")
-        return exitcodes.FAILED
+        return exit_codes.FAILED
     if result is None:
         now = jobs.state(run)
         if now.word != "cancelled":
             why = now.detail.removesuffix("; `hpcrun resume` continues it")
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
-            return exitcodes.FAILED
+            return exit_codes.FAILED
         result = {"state": "cancelled", "step": last_committed(read_events(run))}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
         say(f"hpcrun: {run.name} is finished")
         print_result(run)
-        return exitcodes.DONE
+        return exit_codes.DONE
     if state in ("cancelled", "stopped"):
         # The steps of a script are unknown.
         where = "" if result.get("step") is None else f" at step {result['step']}"
         say(f"hpcrun: {run.name} is {state}{where}; {_continue(run)}, and so does the same command")
-        return exitcodes.UNFINISHED
+        return exit_codes.UNFINISHED
     say(f"hpcrun: {run.name} failed: {result.get('reason')}")
     _print_evidence(run, cause)
-    return _CAUSES.get(cause, exitcodes.FAILED)
+    return _CAUSES.get(cause, exit_codes.FAILED)
 
 
 def _continue(run: RunDirectory) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcrun.diagnose.causes import Diagnosis, signal_name
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.history import asked_to_end, asked_to_yield
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.events import Attempt, Cause, Event
@@ -97,7 +97,7 @@ class Evidence:
             return "the script had not started"
         if self.stopped.fields.get("killed"):
             return "the script died of the signal"
-        if code == exitcodes.UNFINISHED:
+        if code == exit_codes.UNFINISHED:
             return f"the script stopped with exit code {code}, to be continued"
         if isinstance(code, int) and code < 0:
             return f"the script was killed by {signal_name(-code)}"
@@ -167,7 +167,7 @@ def _bad_input(e: Evidence) -> bool:
     # The exit code 2 may also come from a program that one node could not start.
     of_node = e.diagnosis is not None and e.diagnosis.node_fault
     found = e.diagnosis is not None and e.diagnosis.bad_input
-    return found or (e.exit_code == exitcodes.BAD_INPUT and not of_node)
+    return found or (e.exit_code == exit_codes.BAD_INPUT and not of_node)
 
 
 def _of_node_line(e: Evidence) -> str:
@@ -199,14 +199,14 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "a script has asked to be continued",
-        lambda e: e.unfinished and e.exit_code == exitcodes.DONE and not e.stopped and not e.word,
+        lambda e: e.unfinished and e.exit_code == exit_codes.DONE and not e.stopped and not e.word,
         Cause.CONTINUED,
-        f"the script asked to be continued (exit code {exitcodes.UNFINISHED})",
+        f"the script asked to be continued (exit code {exit_codes.UNFINISHED})",
     ),
     Row(
         # The program may have ended well because Slurm asked it to end.
         "a script has ended well by itself",
-        lambda e: e.script and e.exit_code == exitcodes.DONE and not e.stopped and e.word is None,
+        lambda e: e.script and e.exit_code == exit_codes.DONE and not e.stopped and e.word is None,
         Cause.FINISHED,
         "the script ended with exit code 0 on all ranks",
     ),
@@ -214,7 +214,7 @@ TABLE: tuple[Row, ...] = (
         "a script has finished its work before a signal ended it",
         lambda e: (
             e.script
-            and e.exit_code == exitcodes.DONE
+            and e.exit_code == exit_codes.DONE
             and e.stopped
             and e.stopped.fields.get("done")
         ),
@@ -224,7 +224,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "the last checkpoint is not there",
         lambda e: (
-            e.exit_code == exitcodes.SAVE_FAILED
+            e.exit_code == exit_codes.SAVE_FAILED
             or (e.stopped and not e.script and not e.stopped.fields.get("committed"))
         ),
         Cause.SAVE_FAILED,

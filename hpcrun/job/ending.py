@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hpcrun.config import Config, Job, load_resolved
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.job import in_place, notifying
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes, in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, finalize, write_result
 from hpcrun.job.history import (
@@ -25,9 +24,10 @@ from hpcrun.job.history import (
     successor,
 )
 from hpcrun.job.ownership import Occupied, refusal, require_free
-from hpcrun.job.policy import Budgets, Clock, Decision
+from hpcrun.job.policy import Budgets, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
+    Clock,
     ContinuationError,
     is_cancelled,
     requeue,
@@ -100,16 +100,16 @@ def finalize_attempt(
     if newer is not None:
         # Slurm took this node for dead and started the job elsewhere.
         words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
-        raise RunTakenOver(words, exitcodes.FAILED)
+        raise RunTakenOver(words, exit_codes.FAILED)
     refused = refusal(run, attempt)
     if refused is not None:
-        raise RunTakenOver(refused, exitcodes.BAD_INPUT)
+        raise RunTakenOver(refused, exit_codes.BAD_INPUT)
     if setup is not None:
         # No rank has asked.
         try:
             require_free(run, attempt)
         except Occupied as taken:
-            raise RunTakenOver(str(taken), exitcodes.BAD_INPUT) from taken
+            raise RunTakenOver(str(taken), exit_codes.BAD_INPUT) from taken
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
@@ -261,7 +261,7 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
     complain(f"the end of {attempt.owner} cannot be recorded: {error}")
     with contextlib.suppress(OSError):
         if (read_json(run.result) or {}).get("state") == "finished":
-            return exitcodes.DONE
+            return exit_codes.DONE
     remedy = "free some space there" if isinstance(error, OSError) else "correct the cause"
     reason = f"no job continues {run.name}: {remedy}, then `hpcrun resume {run.name}`"
     complain(reason)
@@ -269,7 +269,7 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
         watch = load_resolved(run.config).watch
         about = notifying.Notification("failed", attempt, "", reason)
         notifying.wait(notifying.start(run, watch, about))
-    return exit_code or exitcodes.FAILED
+    return exit_code or exit_codes.FAILED
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ class _NextStart:
             obstacle = str(error)
         if obstacle is None:
             _say("the next attempt starts inside the allocation")
-            return Conclusion(exitcodes.UNFINISHED, self.attempt.following)
+            return Conclusion(exit_codes.UNFINISHED, self.attempt.following)
         _say(f"no start inside the allocation: {obstacle}")
         return self.requeue()
 
@@ -354,14 +354,14 @@ class _NextStart:
         )
         if became == "requeued":
             self._exclude_bad_nodes(self.attempt.job)
-            return Conclusion(exitcodes.DONE)
+            return Conclusion(exit_codes.DONE)
         if became == "cancelled":
             return Conclusion(self._cancelled())
         if became == "forbidden":
             return Conclusion(self._continue_in_another_job())
         if became == "by-slurm":
             _say("Slurm requeues this job, because it ends in the grace time of its preemption")
-        return Conclusion(exitcodes.UNFINISHED)
+        return Conclusion(exit_codes.UNFINISHED)
 
     def _failed(self, kind: str, words: str) -> None:
         note(self.run, "requeue-failed", self.attempt, cause=kind, reason=words)
@@ -393,7 +393,7 @@ class _NextStart:
         except OSError as error:
             complain(f"{self.run.result}: {error.strerror}")
         self._notify_given_up(reason, "cancelled")
-        return exitcodes.TERMINATED
+        return exit_codes.TERMINATED
 
     def _notify_given_up(self, reason: str, name: str) -> None:
         """Record and notify that no job continues the run although the policy allows a restart."""
@@ -416,7 +416,7 @@ class _NextStart:
             note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
             complain(f"no job continues {run.name}: {problem}")
             self._notify_given_up(f"no job continues the run: {problem}", "stopped")
-            return exitcodes.UNFINISHED
+            return exit_codes.UNFINISHED
         _say(
             f"Slurm does not requeue this job: job {job} continues {run.name} after its end; submit the jobs "
             "that wait for this job (--dependency) again, because Slurm cancels them"
@@ -430,7 +430,7 @@ class _NextStart:
                 return self._cancelled()
             complain(f"not cancelled: {kept}; `scancel {job}` ends it")
         self._exclude_bad_nodes(job)
-        return exitcodes.UNFINISHED
+        return exit_codes.UNFINISHED
 
 
 def latest(end_time: float | None, clock: Clock) -> float:
@@ -442,13 +442,13 @@ def latest(end_time: float | None, clock: Clock) -> float:
 def final_code(classification: Classification, code: int) -> int:
     """Return a batch script's exit code if no attempt follows: 0 only for a finished training."""
     fixed = {
-        Cause.FINISHED: exitcodes.DONE,
-        Cause.CANCELLED: exitcodes.TERMINATED,
-        Cause.SAVE_FAILED: exitcodes.SAVE_FAILED,
-        Cause.BAD_INPUT: exitcodes.BAD_INPUT,
+        Cause.FINISHED: exit_codes.DONE,
+        Cause.CANCELLED: exit_codes.TERMINATED,
+        Cause.SAVE_FAILED: exit_codes.SAVE_FAILED,
+        Cause.BAD_INPUT: exit_codes.BAD_INPUT,
     }
     # 75 would ask for a requeue.
-    other = code if code not in (exitcodes.DONE, exitcodes.UNFINISHED) else exitcodes.FAILED
+    other = code if code not in (exit_codes.DONE, exit_codes.UNFINISHED) else exit_codes.FAILED
     return fixed.get(classification.cause, other)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.causes import Diagnosis, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import (
     Evidence,
     classify,
@@ -91,7 +91,7 @@ def finalize(
         final = Decision(False, "the start was refused")
         return Classification(Cause.BAD_INPUT, last_committed(events), "not opened", final, None)
     events = with_lost_announcement(run)
-    if exit_code == exitcodes.DONE:
+    if exit_code == exit_codes.DONE:
         events = _with_stop_of_other_ranks(run, events, attempt)
     if finished_before(events, attempt) and not _opened(events, attempt):
         line = "an earlier start of the job has finished the run"
@@ -179,7 +179,7 @@ def _evidence(
         unlaunched = _unlaunched(events, attempt, setup, ending.log, folder)
     if unlaunched is not None:
         # The exit code means nothing if no rank started.
-        return replace(evidence, exit_code=exitcodes.FAILED, diagnosis=unlaunched)
+        return replace(evidence, exit_code=exit_codes.FAILED, diagnosis=unlaunched)
     return replace(
         evidence,
         diagnosis=first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder),

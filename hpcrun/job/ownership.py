@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from hpcrun.errors import UserError
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
 from hpcrun.ranks.launchers import job_id, scheduler
@@ -107,7 +107,7 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
     the newer attempt.
     """
     job = job_id(environ)
-    if code == exitcodes.DONE or job is None or scheduler(environ) != "slurm":
+    if code == exit_codes.DONE or job is None or scheduler(environ) != "slurm":
         return code
     attempt = attempt_here(job, environ)
     newer = successor(read_events(run), attempt)
@@ -118,7 +118,7 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
         file=sys.stderr,
         flush=True,
     )
-    return exitcodes.DONE
+    return exit_codes.DONE
 
 
 def require_none_lost(run: RunDirectory, handle: str | None = None) -> None:

@@ -4,8 +4,7 @@ Slurm's restart count mixes all causes, so preemptions would use the budget for 
 here every cause is counted separately (invariant 8).
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcrun.job.history import START_SECONDS, AttemptRecord
@@ -179,78 +178,3 @@ def _crashes_at_step(history: Sequence[AttemptRecord], step: int | None) -> int:
     if step is None:
         return 0
     return sum(record.cause is Cause.CRASH and record.crash_step == step for record in history)
-
-
-DONE = 0
-"""The training finished and its result is written."""
-
-FAILED = 1
-"""A failure in training, or a run that ended in failure."""
-
-BAD_INPUT = 2
-"""Bad input: one line explains the problem; another start would fail in the same way."""
-
-SAVE_FAILED = 74
-"""Stopped, but the checkpoint could not be written (sysexits.h EX_IOERR): not requeued blindly."""
-
-UNFINISHED = 75
-"""Stopped at a committed checkpoint and to be continued (sysexits.h EX_TEMPFAIL)."""
-
-AGAIN_IN_PLACE = 76
-"""To be continued without the delay of a requeue (`hpcrun finalize`, for the local cluster only)."""
-
-TERMINATED = 143
-"""The run was stopped on request (128 + SIGTERM; batch scripts only): not done, and not requeued."""
-
-
-# Tries after a refusal in unknown words.
-_UNKNOWN = 5
-# Seconds.
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 30.0
-_SAY_EVERY = 300.0
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The clock and its sleep function; tests replace them."""
-
-    now: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-
-
-class Retries:
-    """The tries of one request.
-
-    Args:
-        failed: called with the kind of a failure (see ``classify_requeue_error``) and Slurm's message;
-            at most every five minutes while the controller does not answer.
-        until: retry a controller that does not answer until then (Unix seconds); None: one try.
-        clock: the time.
-    """
-
-    def __init__(
-        self, failed: Callable[[str, str], None], until: float | None, clock: Clock
-    ) -> None:
-        self._failed, self._until, self._clock = failed, until or 0.0, clock
-        self._pause, self._unknown, self._said = _FIRST_PAUSE, 0, float("-inf")
-
-    def report(self, kind: str, words: str) -> None:
-        """Call ``failed``, unless a missing answer was reported less than five minutes ago."""
-        now = self._clock.now()
-        if kind != "transient" or now - self._said >= _SAY_EVERY:
-            self._failed(kind, words)
-            self._said = now
-
-    def again(self, kind: str, words: str) -> bool:
-        """Report the failure and wait for the next try; return False, without a wait, after the last."""
-        self.report(kind, words)
-        if kind == "transient":
-            if self._clock.now() >= self._until:
-                return False
-        else:
-            self._unknown += 1
-            if self._unknown >= _UNKNOWN:
-                return False
-        self._clock.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return True

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.command import Launcher
 from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
@@ -39,7 +39,7 @@ from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousSto
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
 
-_ENDS: Mapping[int, End] = {exitcodes.DONE: "done", exitcodes.UNFINISHED: "stopped"}
+_ENDS: Mapping[int, End] = {exit_codes.DONE: "done", exit_codes.UNFINISHED: "stopped"}
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ def run_script(
             if config.rank == 0:
                 done = done or progress.done
             note_stop(run, attempt, flag.reason, code, saved, done=done, rank=config.rank)
-            return exitcodes.DONE
-    if code == exitcodes.UNFINISHED:
+            return exit_codes.DONE
+    if code == exit_codes.UNFINISHED:
         try:
             record_unfinished(folder)
         except OSError as error:
             print(f"hpcrun: the request to be continued is not recorded: {error}", file=sys.stderr)
-            return exitcodes.FAILED
-        return exitcodes.DONE
+            return exit_codes.FAILED
+        return exit_codes.DONE
     if code:
         said = script_exception(folder / f"rank-{config.rank:05d}.log")
         record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
@@ -174,7 +174,7 @@ def _unstarted(
         line = f"asked to stop before the script started here ({why})"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
         note_stop(run, attempt, flag.reason, None, None, rank=config.rank)
-    return exitcodes.DONE
+    return exit_codes.DONE
 
 
 def _close(rendezvous_file: RendezvousFile, end: End) -> None:
@@ -206,8 +206,8 @@ def _start(
 
 def rank_code(code: int) -> int:
     """Return a rank's exit code for a program that ended with ``code`` and does not know hpcrun's codes."""
-    ours = (exitcodes.BAD_INPUT, exitcodes.SAVE_FAILED)
-    return exitcodes.FAILED if code in ours else code
+    ours = (exit_codes.BAD_INPUT, exit_codes.SAVE_FAILED)
+    return exit_codes.FAILED if code in ours else code
 
 
 def launcher_variables(config: DistributedConfig, attempt: Attempt) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.diagnose.run_lines import LOG_ENDS
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.history import histories
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
@@ -102,7 +102,7 @@ def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
         code: None: the signal came before the script started.
     """
     killed = {"killed": True} if code is None or died_of_stop(code) else {}
-    return {"committed": committed or code == exitcodes.UNFINISHED, "exit_code": code, **killed}
+    return {"committed": committed or code == exit_codes.UNFINISHED, "exit_code": code, **killed}
 
 
 def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.script_end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
@@ -204,7 +204,7 @@ def code_of_all(wrapper: int, orphans: Iterable[int]) -> int:
     A process that outlived the wrapper and ended by itself is the program that the wrapper had started.
     """
     ended = set(orphans)
-    for code in (exitcodes.UNFINISHED, exitcodes.DONE):
+    for code in (exit_codes.UNFINISHED, exit_codes.DONE):
         if code in ended:
             return code
     return wrapper

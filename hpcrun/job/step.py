@@ -20,7 +20,7 @@ from hpcrun import slurm
 from hpcrun.config import Config
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
@@ -208,7 +208,7 @@ def _run_attempts(
     _mark(attempt)
     if failed is None and _is_finished(run, attempt):
         print(f"hpcrun: {run.name} is finished: there is nothing left to train", flush=True)
-        return exitcodes.DONE
+        return exit_codes.DONE
     nodes = None if failed is not None else _watched_nodes(run, attempt, own_script)
     with contextlib.nullcontext() if nodes is None else contextlib.closing(nodes):
         first = None if failed is None else RanksEnd(code, failed)
@@ -235,7 +235,7 @@ def _run_in_turn(
         if folder is not None and _was_deleted(folder):
             # A new run may have this name: this job must not write its log and its result.
             print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
-            return exitcodes.FAILED
+            return exit_codes.FAILED
         from hpcrun.job.ending import conclude
 
         end = conclude(run, job, ranks, nodes=nodes, own_script=own_script)
@@ -299,7 +299,7 @@ def start_ranks(
             nodes.next_step(attempt)
         except ClusterError as error:
             print(f"hpcrun: {error}", flush=True)
-            return RanksEnd(exitcodes.FAILED, started=False)
+            return RanksEnd(exit_codes.FAILED, started=False)
         environ = nodes.variables(environ)
         args, given = [*nodes.options(), *job.srun_args], {**nodes.helpers.variables, **job.env}
         job = job.model_copy(update={"srun_args": args, "env": given})
@@ -328,11 +328,11 @@ def start_ranks(
         return run_ranks(job.setup, env, steps, environ, nodes, hasten)
     except UserError as error:
         print(f"hpcrun: {error}", flush=True)
-        return RanksEnd(exitcodes.BAD_INPUT)
+        return RanksEnd(exit_codes.BAD_INPUT)
     except OSError as error:
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
-        return RanksEnd(exitcodes.FAILED)
+        return RanksEnd(exit_codes.FAILED)
 
 
 def _kill_ranks(nodes: JobNodes, step: int) -> None:

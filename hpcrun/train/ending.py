@@ -11,7 +11,7 @@ from typing import Any
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
@@ -57,7 +57,7 @@ def stopped(
             committed=committed,
             **({"hosts": [*leaving]} if stop is StopReason.SLOW_NODE else {}),
         )
-    return exitcodes.UNFINISHED if saver.failed is None else exitcodes.SAVE_FAILED
+    return exit_codes.UNFINISHED if saver.failed is None else exit_codes.SAVE_FAILED
 
 
 def finished(
@@ -78,7 +78,7 @@ def finished(
     """
     run, attempt, config = context.run, context.attempt, context.config
     if saver.failed is not None:
-        return exitcodes.SAVE_FAILED
+        return exit_codes.SAVE_FAILED
     steps = early.end(config.train.steps)
     shown = last = Weights(steps, validation_loss)
     report: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def finished(
                 flush=True,
             )
         say(*result_lines(run))
-    return exitcodes.DONE
+    return exit_codes.DONE
 
 
 def _best(early: EarlyStopping) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from hpcrun.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.command import Launcher, launching_python
 from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
@@ -56,7 +56,7 @@ def run_command(
     distributed: DistributedConfig,
     flag: StopFlag,
 ) -> int:
-    """Run ``config.command`` until it ends or must stop; return the exit code (see exitcodes)."""
+    """Run ``config.command`` until it ends or must stop; return the exit code (see exit_codes)."""
     launcher = _launcher(config, distributed)
     command = _as_submitted(run, config.command, launcher)
     # The ranks that a task starts inherit its variables.
@@ -106,7 +106,7 @@ def _terms(config: Config) -> ScriptTerms:
 
 
 def run_rank(path: Path, flag: StopFlag) -> int:
-    """Train this process's rank of the run at ``path`` and return the exit code (see exitcodes).
+    """Train this process's rank of the run at ``path`` and return the exit code (see exit_codes).
 
     Never raises: a failure is recorded in the attempt's log folder and printed.
     """
@@ -167,7 +167,7 @@ def run_attempt(
     try:
         return _run(run, attempt, config, distributed, flag, position)
     except PrintedByRankZero:
-        return exitcodes.BAD_INPUT
+        return exit_codes.BAD_INPUT
     except ReadFailure as error:
         # The nodes that failed to read are the cause, not the run: another start on other nodes may help.
         failed = error if error.here else PeerFailed(f"another rank could not read: {error}")
@@ -184,7 +184,7 @@ def run_attempt(
             return refuse(error)
         # A problem of this rank only: another start may help on another node.
         code = fail(run, attempt, rank, error, position, bad_input=unfit and not worked)
-        return exitcodes.BAD_INPUT if isinstance(error, NotTrainable) else code
+        return exit_codes.BAD_INPUT if isinstance(error, NotTrainable) else code
     # A task that calls sys.exit(0) is not finished: only the end of training returns DONE.
     except (Exception, SystemExit) as error:
         untrained = not position.step and not has_trained(run, attempt)
@@ -204,7 +204,7 @@ def _run(
     if already_finished(run, attempt):
         if distributed.rank == 0:
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
-        return exitcodes.DONE
+        return exit_codes.DONE
     if distributed.rank == 0:
         budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
         open_attempt(
@@ -247,7 +247,7 @@ def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
 def refuse(error: UserError) -> int:
     """Print ``error`` and return the exit code for bad input."""
     say_aside(f"hpcrun: {error}")
-    return exitcodes.BAD_INPUT
+    return exit_codes.BAD_INPUT
 
 
 def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
@@ -311,7 +311,7 @@ def fail(
     else:
         text = failure.traceback or f"{failure.kind}: {failure.message}"
         say_aside(*text.rstrip("\n").split("\n"))
-    return exitcodes.BAD_INPUT if bad_input else exitcodes.FAILED
+    return exit_codes.BAD_INPUT if bad_input else exit_codes.FAILED
 
 
 def enter_folder(run: RunDirectory) -> None:

@@ -25,7 +25,7 @@ from hpcrun.train.data.batching import Batching, accumulation_of, count_line, wo
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.garbage import Collection, collecting_together
-from hpcrun.train.health import hang_diagnosis as flight_recorder
+from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.health.watchdog import watching
@@ -156,14 +156,14 @@ def train(
     flag: StopFlag,
     position: Position,
 ) -> int:
-    """Train until the end or an agreed stop; return the exit code (see exitcodes).
+    """Train until the end or an agreed stop; return the exit code (see exit_codes.py).
 
     Raises:
         UserError: the task, its data or the description of the ranks is wrong.
         Exception: any error of the task or of a peer's end.
     """
     choose_kernels(config.train.deterministic)
-    flight_recorder.turn_on()
+    hang_diagnosis.turn_on()
     distributed = process_group.join_run(
         distributed, run, attempt, timeout=config.train.timeout, interface=config.job.interface
     )

@@ -10,9 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import MicroBatchDataset, length
-from hpcrun.train.data.batching import start_worker
+from hpcrun.train.data.batching import samples, start_worker
 from hpcrun.train.metrics.log import mean_over_ranks
 from hpcrun.train.model.checks import evaluating, kept_buffers, kept_generators, require_number
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
@@ -54,7 +53,7 @@ class ValidationData:
         chosen: Any = range(size)
         if limit is not None and limit * batch_size < size:
             positions = np.arange(limit * batch_size, dtype=np.int64)
-            chosen = sorted(order.samples(positions, size, seed=0).tolist())
+            chosen = sorted(samples(positions, size, seed=0).tolist())
         mine = list(chosen[ranks.rank :: ranks.world_size])
         share = max(1, batch_size // (ranks.world_size * accumulation))
         chunks = [mine[start : start + share] for start in range(0, len(mine), share)]

@@ -8,7 +8,7 @@ from hpcrun.cli.follow import Pace, follow
 from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event
@@ -68,7 +68,7 @@ def test_a_hang_is_reported_only_once_by_the_end(
     record_event(run, "submitted", executor="local", job="1")
     record_event(run, "opened", attempt=attempt)
     write_json(run.result, {"state": "failed", "cause": "hang", "reason": line})
-    assert follow(run, Config(), stop_on_interrupt=False) == exitcodes.FAILED
+    assert follow(run, Config(), stop_on_interrupt=False) == exit_codes.FAILED
     said = capsys.readouterr().out
     assert "starting at step 0" in said
     assert said.count("no progress for 300 s") == 1
@@ -87,7 +87,7 @@ def test_a_task_cannot_forge_a_line_of_ours(
     _fail(logs, 0, ValueError(f"x\n{forged}"))
     write_json(run.result, {"state": "failed", "cause": "crash", "reason": f"x\n{forged}"})
     for config in (Config(), Config(command=["x"])):
-        assert follow(run, config, stop_on_interrupt=False) == exitcodes.FAILED
+        assert follow(run, config, stop_on_interrupt=False) == exit_codes.FAILED
         told = capsys.readouterr().out.splitlines()
         assert forged not in told
         assert f"rank 0: {run.name} is finished" in told
@@ -138,7 +138,7 @@ def test_a_rank_that_only_lost_its_peers_shows_no_traceback(
     _fail(folder, 0, PeerFailed("rank 1 says more"))
     if own is not None:
         _fail(folder, 1, own)
-    assert print_end(run) == exitcodes.FAILED
+    assert print_end(run) == exit_codes.FAILED
     first, *evidence, last = capsys.readouterr().out.splitlines()
     assert first.endswith("failed: rank 1 began it")
     assert last == f"  logs  {folder}"
@@ -153,7 +153,7 @@ def test_bad_input_hides_the_tracebacks_of_ranks_that_it_left(
     record_event(run, "opened", attempt=Attempt("1", 0))
     write_json(run.result, {"state": "failed", "cause": "bad-input", "reason": "train.x: no"})
     _fail(folder, 1, RuntimeError("Connection closed by peer"))
-    assert print_end(run) == exitcodes.BAD_INPUT
+    assert print_end(run) == exit_codes.BAD_INPUT
     assert capsys.readouterr().out.splitlines()[1:] == [f"  logs  {folder}"]
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_was_deleted_is_not_to_be_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory(tmp_path / "a")
-    assert print_end(run) == exitcodes.FAILED
+    assert print_end(run) == exit_codes.FAILED
     assert capsys.readouterr().out == (
         f"hpcrun: a has ended: its run directory, {run.path}, was deleted\n"
     )

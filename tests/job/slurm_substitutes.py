@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose.read_log import scheduler_word
-from hpcrun.job.policy import Clock
-from hpcrun.job.requeue import requeue
+from hpcrun.job.requeue import Clock, requeue
 from hpcrun.run.events import Attempt
 
 FIRST = Attempt("7", 0)

@@ -15,7 +15,8 @@ import pytest
 from hpcrun.config import Config, to_yaml
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.policy import Budgets, Clock
+from hpcrun.job.policy import Budgets
+from hpcrun.job.requeue import Clock
 from hpcrun.job.srun import BatchJob, RanksEnd, surviving
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event

@@ -20,7 +20,7 @@ from hpcrun.ranks import tree_group
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopReason
 from hpcrun.ranks.tree_group import TreeGroup, levels
-from hpcrun.train.health import hang_diagnosis as flight_recorder
+from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.parallel import process_group
 from tests.on_ranks import forked, ranks
 from tests.train.forks import fork_ranks
@@ -201,7 +201,7 @@ def test_the_groups_of_torch_accept_a_tree(rank: int, tree: TreeGroup, tmp_path:
     found = [None] * 7
     dist.all_gather_object(found, f"rank {rank}", group=tree)
     assert found == [f"rank {rank}" for rank in range(7)]
-    begun = flight_recorder.dump(tmp_path, rank)[f"control/{tree.group_name}"]
+    begun = hang_diagnosis.dump(tmp_path, rank)[f"control/{tree.group_name}"]
     assert begun[0][1] == "all_reduce of 1"
 
     def limit() -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 
 _PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
 _TORCH = str(Path(torch.__file__).parent)
@@ -48,7 +48,7 @@ _PLACES = {
 _OWN_SHAPES = {"gather_", "scatter_", "alltoall_", "alltoall_base_"}
 _BETWEEN_TWO = {"send", "recv_", "recv_any_source_"}
 
-_ENDED_TOGETHER = {0, exitcodes.UNFINISHED}
+_ENDED_TOGETHER = {0, exit_codes.UNFINISHED}
 _FOREVER = contextlib.ExitStack()
 
 

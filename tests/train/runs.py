@@ -12,7 +12,7 @@ import torch._dynamo
 import torch._inductor.config
 
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures
@@ -36,10 +36,10 @@ COMMON = [
     "optim.warmup_steps=2",
 ]
 
-DONE = [[exitcodes.DONE] * 2]
-STOPPED_ONCE = [[exitcodes.UNFINISHED] * 2, [exitcodes.DONE] * 2]
-REFUSED = [[exitcodes.BAD_INPUT] * 2]
-FAILED = [[exitcodes.FAILED] * 2]
+DONE = [[exit_codes.DONE] * 2]
+STOPPED_ONCE = [[exit_codes.UNFINISHED] * 2, [exit_codes.DONE] * 2]
+REFUSED = [[exit_codes.BAD_INPUT] * 2]
+FAILED = [[exit_codes.FAILED] * 2]
 
 
 class Played:

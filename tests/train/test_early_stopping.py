@@ -6,7 +6,7 @@ import pytest
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events
@@ -69,11 +69,11 @@ def make(tmp_path):
 @forked
 def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_path):
     calm, broken = make("calm"), make("broken", "model.stop_here=9")
-    assert attempt(calm, tmp_path / "calm-logs") == exitcodes.DONE
+    assert attempt(calm, tmp_path / "calm-logs") == exit_codes.DONE
     # The run stops between the validations of steps 8 and 10; the second exceeds the patience.
-    assert attempt(broken, tmp_path / "broken-logs") == exitcodes.UNFINISHED
+    assert attempt(broken, tmp_path / "broken-logs") == exit_codes.UNFINISHED
     assert read_json(broken.result)["state"] == "cancelled"
-    assert attempt(broken, tmp_path / "broken-logs", 1) == exitcodes.DONE
+    assert attempt(broken, tmp_path / "broken-logs", 1) == exit_codes.DONE
     results = [read_json(run.result) for run in (calm, broken)]
     for run, result in zip((calm, broken), results, strict=True):
         assert (result["state"], result["steps"], result["validation_loss"]) == (
@@ -99,7 +99,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
 
     # A run that crashed between its last checkpoint and its result has nothing left to train.
     calm.result.unlink()
-    assert attempt(calm, tmp_path / "calm-logs", 1) == exitcodes.DONE
+    assert attempt(calm, tmp_path / "calm-logs", 1) == exit_codes.DONE
     again = read_json(calm.result)
     assert again == results[0] | {key: again[key] for key in ("time", "goodput")}
     assert store.steps() == [10, 6]
@@ -108,7 +108,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
     share = calm.checkpoints / "step-000000006" / "rank-00000.bin"
     share.write_bytes(bytes(share.stat().st_size))
     calm.result.unlink()
-    assert attempt(calm, tmp_path / "calm-logs", 2) == exitcodes.DONE
+    assert attempt(calm, tmp_path / "calm-logs", 2) == exit_codes.DONE
     last = read_json(calm.result)
     assert (last["state"], last["report"]) == ("finished", {})
     assert last["report_error"].startswith("none: the best weights are not readable: ")
@@ -117,6 +117,6 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
 @forked
 def test_patience_without_a_validation_set_is_refused(make, tmp_path):
     run = make("blind", "task=tests.train.faulty_tasks:Regression")
-    assert attempt(run, tmp_path / "logs") == exitcodes.BAD_INPUT
+    assert attempt(run, tmp_path / "logs") == exit_codes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said

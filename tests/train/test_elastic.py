@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hpcrun import get_rank
 from hpcrun.config import override_layer, resolve
 from hpcrun.run.files import read_lines
-from hpcrun.train.data import batching as order
-from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.data.batching import Batching, accumulation_of, samples
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import REFUSED, play_run
@@ -126,7 +125,7 @@ def test_a_run_moves_from_three_nodes_to_two_and_back(tmp_path, parallel):
     bounds = [0, second.step, third.step, 8]
     for restart, nodes in enumerate(codes):
         span = np.arange(bounds[restart] * BATCH, bounds[restart + 1] * BATCH)
-        expected = sorted(order.samples(span, SAMPLES, seed=0).tolist())
+        expected = sorted(samples(span, SAMPLES, seed=0).tolist())
         files = [tmp_path / f"{restart}-{rank}" for rank in range(nodes)]
         found = [int(word) for file in files for word in file.read_text().split()]
         assert sorted(found) == expected

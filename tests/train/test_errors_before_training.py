@@ -17,7 +17,7 @@ from hpcrun.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.ranks import collective
@@ -160,7 +160,7 @@ def ended(
     (code,) = fork_ranks(1, play)
     found = first_cause(read_failures(run.attempt_logs(attempt)), [])
     cause, _ = classify(evidence_of(read_events(run), attempt, code, NO_ENDING, found))
-    assert code == (exitcodes.BAD_INPUT if cause is Cause.BAD_INPUT else exitcodes.FAILED)
+    assert code == (exit_codes.BAD_INPUT if cause is Cause.BAD_INPUT else exit_codes.FAILED)
     return cause
 
 

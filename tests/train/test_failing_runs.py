@@ -14,12 +14,12 @@ from torch.utils.data import get_worker_info
 from hpcrun import get_rank
 from hpcrun.checkpoint.sharded import copies
 from hpcrun.diagnose.causes import first_cause, is_cascade
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
-from hpcrun.train.data import batching as order
+from hpcrun.train.data.batching import samples
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run
@@ -50,7 +50,7 @@ def test_a_rank_killed_in_a_restore_ends_the_others(tmp_path):
             copies.broadcast = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
     played = play_run(tmp_path, Regression, "model.stop_at=3", begin=begin)
-    assert played.codes == [STOPPED_ONCE[0], [exitcodes.FAILED, -signal.SIGKILL]], played.said()
+    assert played.codes == [STOPPED_ONCE[0], [exit_codes.FAILED, -signal.SIGKILL]], played.said()
     (failure,) = played.failures(restart=1).values()
     assert is_cascade(failure)
     # The end of the connection shows immediately; a timeout would name none.
@@ -148,7 +148,7 @@ def test_nonfinite_steps_of_one_rank_are_skipped_on_all(
     (event,) = played.events("nonfinite")
     # The first call of the loss is DDP's bucket warm-up, so the fourth call is of step 2.
     assert (event.step, event.fields["ranks"]) == (2, [1])
-    assert event.fields["samples"] == [order.samples(np.arange(20, 24), 24, seed=0).tolist()]
+    assert event.fields["samples"] == [samples(np.arange(20, 24), 24, seed=0).tolist()]
     assert "skipped step 2: gradients are not finite; the loss of rank 1" in played.said()
     assert [line.get("skipped") for line in read_lines(played.run.metrics)] == [None, 2, 2, 2]
 
@@ -185,7 +185,9 @@ def test_a_rank_out_of_memory_prints_advice(tmp_path):
     assert failure.kind == "OutOfMemory"
     assert Path(__file__).name in failure.where
     assert "a smaller train.micro_batch" in failure.message
-    classification = finalize(played.run, Attempt("run", 0), exitcodes.FAILED, Budgets(same_step=1))
+    classification = finalize(
+        played.run, Attempt("run", 0), exit_codes.FAILED, Budgets(same_step=1)
+    )
     assert "rank 1 on" in classification.line
     assert ": out of memory: CUDA out of memory. Tried to allocate 2.00 GiB." in classification.line
     assert not classification.decision.restart

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.devices import accelerator
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.ranks import interfaces
@@ -140,7 +140,7 @@ def test_a_connection_that_hangs_ends_soon_with_a_remedy(tmp_path, nodes, addres
         per_node=2 // nodes,
     )
     assert played.codes == FAILED, played.said()
-    classification = finalize(played.run, Attempt("run", 0), exitcodes.FAILED, Budgets())
+    classification = finalize(played.run, Attempt("run", 0), exit_codes.FAILED, Budgets())
     assert classification.cause is Cause.HANG
     line = classification.line
     assert line.startswith("no progress for 3 s before the first step: "), line

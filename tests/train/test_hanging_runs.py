@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpcrun import get_rank
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.endings import stacks_path
@@ -37,7 +37,7 @@ class HangsOnRank1(Regression):
     [
         (
             "false",
-            exitcodes.FAILED,
+            exit_codes.FAILED,
             rf"rank 1 on \S+ is behind, training at {Path(__file__).name}:\d+ in mishap",
         ),
         # No thread of this process can end it; the watchdog process does.
@@ -48,12 +48,12 @@ class HangsOnRank1(Regression):
 def test_a_hanging_rank_is_named_and_the_run_restarts(tmp_path, holds_lock, code, told):
     hang = ("train.hang_after=5", f"model.holds_lock={holds_lock}")
     played = play_run(tmp_path, HangsOnRank1, *hang)
-    assert played.codes == [[exitcodes.FAILED, code]], played.said()
+    assert played.codes == [[exit_codes.FAILED, code]], played.said()
     folder = played.run.attempt_logs(Attempt("run", 0))
     assert "in mishap" in stacks_path(folder, 1).read_text()
     assert "in training_step" in stacks_path(folder, 0).read_text()
     assert (folder / "flight-gloo-rank-0").stat().st_size
-    classification = finalize(played.run, Attempt("run", 0), exitcodes.FAILED, Budgets())
+    classification = finalize(played.run, Attempt("run", 0), exit_codes.FAILED, Budgets())
     assert (classification.cause, classification.decision.restart) == (Cause.HANG, True)
     assert re.search(f"no progress for 5 s in step 2: {told}$", classification.line), (
         classification.line

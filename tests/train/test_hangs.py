@@ -8,7 +8,7 @@ from functools import partial
 from torch import nn
 
 from hpcrun import get_rank
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create
@@ -96,8 +96,8 @@ def play(folder, name, overrides):
     task = f"task={LeavesOut.__module__}:{LeavesOut.__qualname__}"
     config = runs.config_text(*runs.COMMON, task, *overrides.split())
     run = create(folder / name, config, {"created": time.time()})
-    attempt, codes = Attempt(name, -1), [exitcodes.UNFINISHED] * 2
-    while codes == [exitcodes.UNFINISHED] * 2:
+    attempt, codes = Attempt(name, -1), [exit_codes.UNFINISHED] * 2
+    while codes == [exit_codes.UNFINISHED] * 2:
         attempt = Attempt(name, attempt.restart + 1)
         logs = run.attempt_logs(Attempt(name, attempt.restart))
         logs.mkdir(parents=True)
@@ -105,7 +105,7 @@ def play(folder, name, overrides):
     for number, code in enumerate(codes):
         if code < 0:
             record_exit(logs, Exit(number, "local0", time.time(), None, -code, False))
-    finalize(run, attempt, exitcodes.FAILED, Budgets(crash=0, hang=0))
+    finalize(run, attempt, exit_codes.FAILED, Budgets(crash=0, hang=0))
 
 
 def play_rank(run, restart, logs, number):

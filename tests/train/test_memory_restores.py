@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.files import read_lines
 from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, new_key
@@ -82,7 +82,7 @@ def test_a_rank_that_loses_its_peer_leaves_the_last_snapshot(tmp_path):
 
         options = ["checkpoint.every=0", "checkpoint.memory_every=1"]
         played = play_run(tmp_path, Regression, *options, begin=begin)
-    assert played.codes == [[-signal.SIGKILL, exitcodes.FAILED], *DONE], played.said()
+    assert played.codes == [[-signal.SIGKILL, exit_codes.FAILED], *DONE], played.said()
     assert "was read from memory" in played.said()
 
 

@@ -10,8 +10,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
-from hpcrun.train.data import batching as order
-from hpcrun.train.data.batching import Batching
+from hpcrun.train.data.batching import Batching, samples
 from hpcrun.train.health.nonfinite import REPORTS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
@@ -65,7 +64,7 @@ def test_the_first_consecutive_bad_step_is_recorded(tmp_path, capsys):
     training = Training(tmp_path, start=20)
     training.go("..xxx..x.")
     first, second = read_events(training.run)
-    taken = order.samples(np.arange(22 * 4, 23 * 4), len(DATA), seed=3).tolist()
+    taken = samples(np.arange(22 * 4, 23 * 4), len(DATA), seed=3).tolist()
     facts = {"in_a_row": 1, "ranks": [0], "samples": [taken[:2], taken[2:]]}
     assert (first.what, first.step, first.fields) == ("nonfinite", 22, facts)
     assert second.step == 27

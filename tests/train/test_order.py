@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.train.data import batching as order
+from hpcrun.train.data.batching import samples
 
 seeds = st.integers(0, 2**63 - 1)
 
@@ -15,7 +15,7 @@ def positions(first, count):
 
 @given(size=st.integers(1, 400), seed=seeds, epoch=st.integers(0, 10**6))
 def test_an_epoch_visits_every_sample_exactly_once(size, seed, epoch):
-    seen = order.samples(positions(epoch * size, size), size, seed)
+    seen = samples(positions(epoch * size, size), size, seed)
     assert sorted(seen.tolist()) == list(range(size))
 
 
@@ -25,17 +25,17 @@ def test_an_epoch_visits_every_sample_exactly_once(size, seed, epoch):
     at=st.lists(st.integers(0, 10**12), min_size=1, max_size=9),
 )
 def test_a_sample_does_not_depend_on_the_requested_range(size, seed, at):
-    together = order.samples(np.array(at, dtype=np.int64), size, seed)
-    alone = [int(order.samples(positions(one, 1), size, seed)[0]) for one in at]
+    together = samples(np.array(at, dtype=np.int64), size, seed)
+    alone = [int(samples(positions(one, 1), size, seed)[0]) for one in at]
     assert together.tolist() == alone
     assert all(0 <= index < size for index in alone)
 
 
 def test_the_order_does_not_change_between_versions():
     # A change here changes the samples of every run that resumes after an update.
-    assert order.samples(positions(0, 12), 10, seed=0).tolist() == GOLDEN_SMALL
-    assert order.samples(positions(10**6 - 3, 6), 10**6, seed=7).tolist() == GOLDEN_LARGE
-    assert order.samples(positions(0, 4), 3, seed=2**63 - 1).tolist() == GOLDEN_LAST_SEED
+    assert samples(positions(0, 12), 10, seed=0).tolist() == GOLDEN_SMALL
+    assert samples(positions(10**6 - 3, 6), 10**6, seed=7).tolist() == GOLDEN_LARGE
+    assert samples(positions(0, 4), 3, seed=2**63 - 1).tolist() == GOLDEN_LAST_SEED
 
 
 GOLDEN_SMALL = [7, 5, 1, 8, 6, 3, 4, 0, 9, 2, 6, 0]
@@ -45,10 +45,10 @@ GOLDEN_LAST_SEED = [0, 1, 2, 1]
 
 def test_epochs_and_neighboring_seeds_have_different_orders():
     size = 1000
-    first = order.samples(positions(0, size), size, seed=5)
+    first = samples(positions(0, size), size, seed=5)
     for other in (
-        order.samples(positions(size, size), size, seed=5),
-        order.samples(positions(0, size), size, seed=6),
+        samples(positions(size, size), size, seed=5),
+        samples(positions(0, size), size, seed=6),
     ):
         # Two independent shuffles agree in one position on average.
         assert np.count_nonzero(first == other) < 10
@@ -56,7 +56,7 @@ def test_epochs_and_neighboring_seeds_have_different_orders():
 
 def test_every_sample_is_equally_likely_at_the_start():
     size, epochs = 10, 1000
-    first = order.samples(positions(0, epochs) * size, size, seed=1)
+    first = samples(positions(0, epochs) * size, size, seed=1)
     counts = np.bincount(first, minlength=size)
     # 100 expected each, standard deviation 9.5.
     assert np.all(np.abs(counts - epochs / size) < 5 * 9.5)

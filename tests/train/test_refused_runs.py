@@ -8,7 +8,7 @@ import torch
 
 from hpcrun import get_rank
 from hpcrun.errors import UserError
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause
@@ -126,9 +126,9 @@ def test_a_kernel_refused_by_determinism_is_bad_input(tmp_path, at, overrides):
     played = play_run(tmp_path, RefusedKernel, f"model.at={at}", *overrides)
     # Of two ranks at the kernel, one may be gone before the other has its last gradients.
     (codes,) = played.codes
-    assert exitcodes.BAD_INPUT in codes, played.said()
+    assert exit_codes.BAD_INPUT in codes, played.said()
     assert "Traceback" not in played.said() + played.said(rank=1)
-    last = played.said(rank=codes.index(exitcodes.BAD_INPUT)).splitlines()[-1]
+    last = played.said(rank=codes.index(exit_codes.BAD_INPUT)).splitlines()[-1]
     line = last.partition("train.deterministic: ")[2]
     assert re.match(
         rf"torch has no deterministic implementation of put_, called at \S+{Path(__file__).name}:",

@@ -14,7 +14,7 @@ from hpcrun.checkpoint.interval import young
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP
@@ -41,7 +41,7 @@ def trained(folder: Path, *overrides: str) -> RunDirectory:
     run = create(folder / "run", to_yaml(configured(*overrides)), {"created": time.time()})
     logs = folder / "logs"
     code, trouble = started(run, logs)
-    assert code == exitcodes.DONE, trouble
+    assert code == exit_codes.DONE, trouble
     return run
 
 
@@ -162,7 +162,7 @@ def test_a_start_after_read_errors_resumes_from_the_newest(tmp_path, capfd, monk
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     code, trouble = restarted_with(monkeypatch, "read_into", refuse, run, tmp_path / "second")
-    assert code == exitcodes.FAILED
+    assert code == exit_codes.FAILED
     assert "another --name" not in trouble
     last = read_events(run)[-1]
     assert (last.what, last.cause) == ("ended", "crash")
@@ -173,10 +173,10 @@ def test_a_start_after_read_errors_resumes_from_the_newest(tmp_path, capfd, monk
 
     run.result.unlink()
     empty = restarted_with(monkeypatch, "names", lambda *_: [], run, tmp_path / "third")
-    assert empty[0] == exitcodes.BAD_INPUT
+    assert empty[0] == exit_codes.BAD_INPUT
     assert kept(run) == [12, 8]
     code, trouble = started(run, tmp_path / "fourth")
-    assert code == exitcodes.DONE, trouble
+    assert code == exit_codes.DONE, trouble
     assert "resumed from step 12" in capfd.readouterr().out
 
 
@@ -186,7 +186,7 @@ def test_a_start_falls_back_from_damage_never_to_zero(tmp_path, capfd):
     run.result.unlink()
     flip(run.checkpoints / "step-000000012" / "rank-00000.bin")
     code, trouble = started(run, tmp_path / "second")
-    assert code == exitcodes.DONE, trouble
+    assert code == exit_codes.DONE, trouble
     said = capfd.readouterr().out
     assert "step 12 skipped: " in said
     assert "step 12 is damaged and was renamed to damaged-step-000000012-" in said
@@ -199,6 +199,6 @@ def test_a_start_falls_back_from_damage_never_to_zero(tmp_path, capfd):
     shutil.rmtree(run.checkpoints)
     before = [event.what for event in read_events(run)].count("started")
     code, trouble = started(run, tmp_path / "third")
-    assert code == exitcodes.BAD_INPUT, trouble
+    assert code == exit_codes.BAD_INPUT, trouble
     assert "checkpoints: step 12 was saved, and no checkpoint is left" in capfd.readouterr().err
     assert [event.what for event in read_events(run)].count("started") == before

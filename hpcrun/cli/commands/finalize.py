@@ -12,7 +12,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.job.in_place import attempt_obstacle
 from hpcrun.job.scheduler_view import Ending, batch_log
@@ -68,4 +68,4 @@ def run(arguments: argparse.Namespace) -> int:
         ended.classification.cause,
         wanted=ended.config.restarts.in_place,
     )
-    return exitcodes.UNFINISHED if obstacle else exitcodes.AGAIN_IN_PLACE
+    return exit_codes.UNFINISHED if obstacle else exit_codes.AGAIN_IN_PLACE

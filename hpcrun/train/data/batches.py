@@ -1,4 +1,4 @@
-"""Batches of a rank from any step on: of a map-style dataset (order.py) or of a stream (streams.py)."""
+"""Batches of a rank from any step on: of a map-style dataset or of a stream."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,14 +16,20 @@ from torch.utils.data import (
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.train.data import batching as order
-from hpcrun.train.data.batching import Batching, reseed, start_worker
+from hpcrun.train.data.batching import (
+    Batching,
+    Indices,
+    accumulation_of,
+    reseed,
+    samples,
+    start_worker,
+)
 from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_stream
 
 Places = list[Sequence[int]]
 """A micro-batch's samples: the sequence of their global positions, and of their dataset indices."""
 
-Order = Callable[[order.Indices], order.Indices]
+Order = Callable[[Indices], Indices]
 """Function from global positions to dataset indices."""
 
 _PLACES_AT_ONCE = 4096
@@ -135,7 +141,7 @@ def require_any_ranks(dataset: Dataset[Any], config: Config) -> None:
     fit = [
         nodes
         for nodes in counts
-        if ranks[nodes] * order.accumulation_of(config, ranks[nodes]) <= config.train.batch_size
+        if ranks[nodes] * accumulation_of(config, ranks[nodes]) <= config.train.batch_size
     ]
     if len(fit) < len(counts):
         raise UserError(
@@ -238,10 +244,10 @@ def training_steps(
 
 def order_of(dataset: Dataset[Any], size: int, seed: int) -> Order:
     """Return the order of the samples: the dataset's own ``sample_order``, or a permutation per epoch."""
-    own: Callable[[order.Indices, int], order.Indices] | None
+    own: Callable[[Indices, int], Indices] | None
     own = getattr(dataset, "sample_order", None)
     if own is None:
-        return lambda positions: order.samples(positions, size, seed)
+        return lambda positions: samples(positions, size, seed)
     return lambda positions: own(positions, seed)
 
 

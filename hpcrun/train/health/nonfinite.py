@@ -19,9 +19,8 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
-from hpcrun.train.data import batching as order
 from hpcrun.train.data.batches import length
-from hpcrun.train.data.batching import Batching
+from hpcrun.train.data.batching import Batching, samples
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
 from hpcrun.train.step.weighting import impossible
 
@@ -173,8 +172,8 @@ def samples_of(dataset: Dataset[Any], batching: Batching, seed: int) -> Samples 
         return None
     size = length(dataset)
 
-    def samples(step: int, rank: int) -> list[list[int]]:
+    def at(step: int, rank: int) -> list[list[int]]:
         taken = zip(batching.positions(step, rank), batching.counts(rank), strict=True)
-        return [order.samples(part, size, seed).tolist() for part, count in taken if count]
+        return [samples(part, size, seed).tolist() for part, count in taken if count]
 
-    return samples
+    return at

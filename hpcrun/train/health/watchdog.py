@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from hpcrun.config import Config
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
@@ -36,7 +36,7 @@ from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
 from hpcrun.run.stacks import Answering, Mailbox, own_stacks
-from hpcrun.train.health import hang_diagnosis as flight_recorder
+from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import COMPILING, CONNECTING, PROFILING, Position
@@ -278,7 +278,7 @@ class Watchdog:
             doing,
             idle,
             _main_place(),
-            flight_recorder.dump(self._folder, self._rank),
+            hang_diagnosis.dump(self._folder, self._rank),
             broken,
         )
         self._peers.write(f"answer/{self._rank}", json.dumps(mine.as_record()))
@@ -298,7 +298,7 @@ class Watchdog:
             # The store is in this process; the other ranks still need to read it.
             time.sleep(self._limits.tick)
         kill_helpers()
-        os._exit(exitcodes.FAILED)
+        os._exit(exit_codes.FAILED)
 
     def _raise_alarm(self) -> bool:
         """Raise the alarm; return True if this rank is the first, or has no store."""
@@ -369,7 +369,7 @@ def watching(
     def on_exit() -> None:
         # Batch scripts and the local cluster finalize an attempt themselves.
         if distributed.rank == 0 and scheduler(os.environ) == "direct":
-            finalize(run, attempt, exitcodes.FAILED, None)
+            finalize(run, attempt, exit_codes.FAILED, None)
 
     def resumed(seconds: float) -> None:
         # All ranks of a job step are suspended together.

@@ -9,7 +9,7 @@ import pytest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.history import successor
 from hpcrun.job.opening import Refused, already_finished, open_attempt
@@ -105,7 +105,7 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 ) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause=stop, step=10, committed=True)
-    end = classified(run, exitcodes.UNFINISHED, scheduler)
+    end = classified(run, exit_codes.UNFINISHED, scheduler)
     assert (end.cause, end.decision.restart) == (cause, restart)
     assert (read_json(run.result) is None) is restart
 
@@ -113,18 +113,18 @@ def test_an_agreed_stop_is_classified_by_its_requester(
 def test_a_sigterm_during_the_job_is_no_cancellation(run: RunDirectory) -> None:
     record_event(run, "saved", attempt=FIRST, step=10)
     record_event(run, "stopped", attempt=FIRST, cause="terminate", step=10, committed=True)
-    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
+    end = finalize(run, FIRST, exit_codes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
     assert (end.cause, end.decision.restart) == (Cause.CRASH, True)
     assert end.line == "SIGTERM, though the job was not cancelled: stopped and saved at step 10"
     record_event(run, "cancelled", attempt=FIRST)
-    end = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
+    end = finalize(run, FIRST, exit_codes.UNFINISHED, Budgets(), Ending(was_not_requested=True))
     assert (end.cause, end.decision.restart) == (Cause.CANCELLED, False)
 
 
 def test_a_stop_whose_save_failed_is_not_requeued_blindly(run: RunDirectory) -> None:
     record_event(run, "save-failed", attempt=FIRST, step=10, reason="disk full")
     record_event(run, "stopped", attempt=FIRST, cause="warning", step=None, committed=False)
-    end = classified(run, exitcodes.SAVE_FAILED)
+    end = classified(run, exit_codes.SAVE_FAILED)
     assert (end.cause, end.decision.restart) == (Cause.SAVE_FAILED, False)
     assert "disk full" in end.line
 
@@ -240,7 +240,7 @@ def test_a_pruned_run_has_its_own_state(
     record_event(run, "pruned")
     record_event(run, after)
     ending = Ending("cancelled", "")
-    ended = finalize(run, FIRST, exitcodes.UNFINISHED, Budgets(), ending)
+    ended = finalize(run, FIRST, exit_codes.UNFINISHED, Budgets(), ending)
     assert (read_json(run.result) or {})["state"] == state
     assert ended.notification == ("cancelled" if sends else "")
 
@@ -282,7 +282,7 @@ def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None
     with pytest.raises(Refused, match="3 attempts ended by themselves and committed no new step"):
         open_attempt(run, Attempt("7", 3), Budgets())
     assert (read_json(run.result) or {})["state"] == "failed"
-    end = finalize(run, Attempt("7", 3), exitcodes.BAD_INPUT, Budgets())
+    end = finalize(run, Attempt("7", 3), exit_codes.BAD_INPUT, Budgets())
     assert (end.cause, end.decision.restart) == (Cause.EXHAUSTED, False)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import resolve, to_yaml
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create
@@ -51,7 +51,7 @@ def test_a_rank_of_a_later_start_leaves_with_0(run: RunDirectory, rank: int) -> 
         timeout=300,
         check=False,
     )
-    assert done.returncode == exitcodes.DONE, done.stderr
+    assert done.returncode == exit_codes.DONE, done.stderr
     assert ("the training is done already" in done.stdout) is (rank == 0)
     assert (run.events.read_bytes(), run.result.read_bytes()) == before
 
@@ -66,6 +66,6 @@ def test_the_batch_step_of_that_start_ends_with_0_too(run: RunDirectory) -> None
         timeout=300,
         check=False,
     )
-    assert done.returncode == exitcodes.DONE, done.stderr
+    assert done.returncode == exit_codes.DONE, done.stderr
     assert "is finished: there is nothing left to train" in done.stdout
     assert (run.events.read_bytes(), run.result.read_bytes()) == before

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.script import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
@@ -47,7 +47,7 @@ def test_a_script_without_peers_gets_a_port_that_is_free(
     command, terms = [sys.executable, "-c", code], ScriptTerms(timeout=600.0)
     config = DistributedConfig(launch_method="single", master_port=free_port)
     with socket.create_server(("127.0.0.1", free_port)):
-        assert run_script(command, run, FIRST, config, StopFlag(), terms) == exitcodes.DONE
+        assert run_script(command, run, FIRST, config, StopFlag(), terms) == exit_codes.DONE
     assert int(told.read_text()) in port_candidates(f"{run.path} {FIRST.owner}")
 
 
@@ -68,7 +68,7 @@ def test_a_rank_does_not_start_after_rank_0_has_stopped(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(run, "stopped")
-    assert start(run, 1, StopFlag()) == exitcodes.DONE
+    assert start(run, 1, StopFlag()) == exit_codes.DONE
     assert "rank 0's script has stopped already" in capfd.readouterr().err
     assert not (run.path / "started-1").exists()
 
@@ -77,7 +77,7 @@ def test_a_rank_starts_after_rank_0_has_done_its_part(
     run: RunDirectory, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(run, "done")
-    assert start(run, 1, StopFlag()) == exitcodes.DONE
+    assert start(run, 1, StopFlag()) == exit_codes.DONE
     assert "the script starts without rank 0" in capfd.readouterr().err
     assert (run.path / "started-1").exists()
 
@@ -102,7 +102,7 @@ def test_a_rank_asked_to_stop_seeks_no_rank_0(
 ) -> None:
     if published:
         publish(run, None)
-    assert start(run, 1, told_to_stop) == exitcodes.DONE
+    assert start(run, 1, told_to_stop) == exit_codes.DONE
     assert "asked to stop before the script started here (terminate)" in capfd.readouterr().err
     assert not (run.path / "started-1").exists()
     assert read_events(run) == []
@@ -111,10 +111,10 @@ def test_a_rank_asked_to_stop_seeks_no_rank_0(
 def test_rank_0_asked_to_stop_starts_nothing(
     run: RunDirectory, told_to_stop: StopFlag, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert start(run, 0, told_to_stop) == exitcodes.DONE
+    assert start(run, 0, told_to_stop) == exit_codes.DONE
     (event,) = read_events(run)
     assert (event.what, event.cause) == ("stopped", "terminate")
     assert event.fields == {"committed": False, "exit_code": None, "killed": True}
-    assert start(run, 1, StopFlag()) == exitcodes.DONE
+    assert start(run, 1, StopFlag()) == exit_codes.DONE
     assert "rank 0's script has stopped already" in capfd.readouterr().err
     assert not list(run.path.glob("started-*"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job import policy as exitcodes
+from hpcrun.job import exit_codes
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number
@@ -42,7 +42,7 @@ def test_a_second_job_of_a_live_run_changes_nothing(
     with pytest.raises(Occupied, match="a: job 7 already has this run; job 8 does not start"):
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
-    assert conclude(run, BatchJob(SECOND), RanksEnd(137)).code == exitcodes.BAD_INPUT
+    assert conclude(run, BatchJob(SECOND), RanksEnd(137)).code == exit_codes.BAD_INPUT
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
@@ -85,7 +85,9 @@ def test_a_failed_setup_next_to_a_live_job_changes_nothing(
 ) -> None:
     slurm_says("RUNNING", tmp_path, monkeypatch)
     before = read_events(run)
-    assert conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x")).code == exitcodes.BAD_INPUT
+    assert (
+        conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x")).code == exit_codes.BAD_INPUT
+    )
     assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
