@@ -31,7 +31,7 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "slurm": (4_110, 24),
     "tasks": (1_070, 8),
     "tests": (53_940, 433),
-    "train": (9_830, 49),
+    "train": (9_840, 49),
 }
 """The most lines and files of each package, and of the tests."""
 

@@ -216,6 +216,7 @@ def _run(
             pid=os.getpid(),
             ranks=distributed.world_size,
             nodes=distributed.num_nodes,
+            hosts=_slurm_hosts(distributed),
         )
         if attempt.in_place and asked_to_requeue(read_events(run), attempt):
             # `hpcrun preempt` came between two attempts and found no rank to signal.
@@ -229,6 +230,13 @@ def _run(
     from hpcrun.train.session import train
 
     return train(run, attempt, config, distributed, flag, position)
+
+
+def _slurm_hosts(distributed: DistributedConfig) -> str | None:
+    """Return the nodes of the ranks as Slurm writes a list of hosts; None if Slurm did not start them."""
+    # Not the nodes of the job that this step leaves out.
+    hosts = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    return hosts if distributed.launch_method == "slurm" else None
 
 
 def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
