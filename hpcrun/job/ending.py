@@ -214,7 +214,7 @@ def conclude(
         return Conclusion(final_code(ended.classification, ranks.code))
     again = _NextStart(run, attempt, ended, until, own_script, clock).choose(nodes, alive)
     if again.following is None:
-        # Slurm ends the sender with this script; the next attempt then sends again.
+        # Slurm ends the command with this script.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
     return again
 

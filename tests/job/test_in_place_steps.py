@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,12 +157,22 @@ def test_kills_before_the_ranks_open_use_the_budget(desk: Desk) -> None:
     assert "11 node failures, 10 allowed" in result["reason"]
 
 
-def test_a_final_end_stays_final_after_a_kill(desk: Desk) -> None:
-    facts = {"cause": "save-failed", "restart_allowed": False}
-    record_event(desk.run, "ended", attempt=FIRST, **facts)
-    assert after_a_kill(desk) == 74, desk.told()
+@pytest.mark.parametrize(
+    ("event", "fields", "code", "cause"),
+    [
+        ("ended", {"cause": "save-failed", "restart_allowed": False}, 74, "save-failed"),
+        ("finished", {}, 0, None),
+        ("cancelled", {}, 143, "cancelled"),
+    ],
+)
+def test_a_final_end_stays_final_after_a_kill(
+    desk: Desk, event: str, fields: dict[str, Any], code: int, cause: str | None
+) -> None:
+    record_event(desk.run, event, attempt=FIRST, **fields)
+    assert after_a_kill(desk) == code, desk.told()
     assert not requeued(desk)
-    assert (read_json(desk.run.result) or {})["cause"] == "save-failed"
+    assert (read_json(desk.run.result) or {}).get("cause") == cause
+    assert desk.run.result.exists()
 
 
 @pytest.mark.parametrize("newer", [Attempt("7", 1), Attempt("8", 0)])
