@@ -22,15 +22,15 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "estimate": (1_180, 9),
     "hpcrun": (720, 9),
     "integrations": (3_270, 14),
-    "job": (5_150, 23),
+    "job": (5_180, 23),
     "network": (4_150, 18),
     "nodes": (1_480, 7),
     "ranks": (3_260, 15),
     "results": (3_700, 18),
     "run": (3_310, 16),
-    "slurm": (4_110, 24),
+    "slurm": (4_120, 24),
     "tasks": (1_070, 8),
-    "tests": (53_940, 433),
+    "tests": (54_030, 433),
     "train": (9_840, 49),
 }
 """The most lines and files of each package, and of the tests."""

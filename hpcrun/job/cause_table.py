@@ -284,7 +284,7 @@ TABLE: tuple[Row, ...] = (
         lambda e: e.word in _BY_SCHEDULER,
         _by_scheduler,
         lambda e: (
-            f"{e.word}, "
+            f"{e.ending.why or e.word}, "
             + (
                 f"after the checkpoint of step {e.events['saved'].step}"
                 if "saved" in e.events

@@ -4,6 +4,7 @@ The local cluster's controller finalizes an attempt in the same way, through `hp
 """
 
 import contextlib
+import signal
 import subprocess
 import sys
 import traceback
@@ -15,7 +16,7 @@ from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.job import exit_codes, in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
-from hpcrun.job.finalize import Classification, finalize, write_result
+from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import (
     all_histories,
     asked_to_end,
@@ -38,7 +39,7 @@ from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, r
 from hpcrun.job.srun import BatchJob, RanksEnd, step_name
 from hpcrun.job.step_process import arrived_signals, was_upgraded
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events, record_event
+from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
 
 if TYPE_CHECKING:
@@ -89,21 +90,14 @@ def finalize_attempt(
 
     Args:
         exit_code: the highest of the ranks' exit codes.
-        ending: the local cluster's part in the end; None: ask Slurm why the attempt has ended.
+        ending: the part of the scheduler in the end; None: ask Slurm why the attempt has ended.
         setup: the command that failed before the ranks started.
 
     Raises:
         RunTakenOver: another attempt or another job has the run.
         OSError: the run directory cannot be read or written.
     """
-    newer = successor(read_events(run), attempt)
-    if newer is not None:
-        # Slurm took this node for dead and started the job elsewhere.
-        words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
-        raise RunTakenOver(words, exit_codes.FAILED)
-    refused = refusal(run, attempt)
-    if refused is not None:
-        raise RunTakenOver(refused, exit_codes.BAD_INPUT)
+    _require_owned(run, attempt)
     if setup is not None:
         # No rank has asked.
         try:
@@ -128,6 +122,17 @@ def finalize_attempt(
     _say(f"{found.cause.value}: {found.line}")
     _say(found.decision.reason)
     return EndedAttempt(found, config, sender)
+
+
+def _require_owned(run: RunDirectory, attempt: Attempt) -> None:
+    newer = successor(read_events(run), attempt)
+    if newer is not None:
+        # Slurm took this node for dead and started the job elsewhere.
+        words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
+        raise RunTakenOver(words, exit_codes.FAILED)
+    refused = refusal(run, attempt)
+    if refused is not None:
+        raise RunTakenOver(refused, exit_codes.BAD_INPUT)
 
 
 def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
@@ -209,46 +214,61 @@ def conclude(
         return Conclusion(final_code(ended.classification, ranks.code))
     again = _NextStart(run, attempt, ended, until, own_script, clock).choose(nodes, alive)
     if again.following is None:
-        # Slurm ends the sender with this script; the next attempt then sends again.
+        # Slurm ends the command with this script.
         notifying.wait(ended.sender, _SENDER_PATIENCE)
     return again
 
 
 def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) -> int:
-    """Requeue the job of a killed batch step, and return the exit code. Slurm ends ranks that still run.
+    """Finalize the attempt of a killed batch step, requeue its job, and return the exit code.
+
+    The end uses the budget for node failures. Slurm ends ranks that still run.
 
     Raises:
-        OSError: the run directory cannot be read or written.
+        OSError: the run directory cannot be read.
     """
-    why = "the batch step was killed"
-    _say(f"{why}; its job starts again")
-    for lost in all_histories(read_events(run)):
-        if lost.cause is None:
-            # Each such end uses the budget for node failures.
-            record_event(
-                run,
-                "ended",
-                attempt=lost.attempt,
-                cause=Cause.NODE_FAILURE.value,
-                step=lost.committed,
-                reason=why,
-                restart_allowed=True,
-            )
-    found = Classification(Cause.NODE_FAILURE, None, why, Decision(True, why), None)
-    ended, clock = EndedAttempt(found, load_resolved(run.config)), Clock()
+    clock, why = Clock(), "the batch step was killed"
+    _say(why)
+    known = [one for one in all_histories(read_events(run)) if one.attempt.is_of_start(job.attempt)]
+    attempt = known[-1].attempt if known else job.attempt
+    ended, ranks = None, RanksEnd(128 + signal.SIGKILL)
+    try:
+        if known and known[-1].cause:
+            _require_owned(run, attempt)
+            ended = _recorded_end(run, attempt)
+        ended = ended or _finalized(run, attempt, ranks, clock, Ending("node-failure", why=why))
+        found = ended.classification
+        if not found.decision.restart and not run.result.exists():
+            conclude_run(run, found)
+    except RunTakenOver as other:
+        _say(str(other))
+        return other.code
+    except Exception as error:
+        return _unrecorded(run, attempt, ranks.code, error)
+    if not found.decision.restart:
+        notifying.wait(ended.sender)
+        return final_code(found, ranks.code)
     until = latest(job.end_time, clock)
-    return _NextStart(run, job.attempt, ended, until, own_script, clock).requeue().code
+    again = _NextStart(run, attempt, ended, until, own_script, clock).requeue()
+    notifying.wait(ended.sender, _SENDER_PATIENCE)
+    return again.code
 
 
-def _finalized(run: RunDirectory, attempt: Attempt, ranks: RanksEnd, clock: Clock) -> EndedAttempt:
+def _finalized(
+    run: RunDirectory,
+    attempt: Attempt,
+    ranks: RanksEnd,
+    clock: Clock,
+    ending: Ending | None = None,
+) -> EndedAttempt:
     """Finalize the attempt; try again while the file server does not answer."""
     for _ in range(_TRIES - 1):
         try:
-            return finalize_attempt(run, attempt, ranks.code, setup=ranks.failed)
+            return finalize_attempt(run, attempt, ranks.code, ending, setup=ranks.failed)
         except OSError as error:
             complain(f"the end of {attempt.owner} cannot be recorded: {error}")
             clock.sleep(_PAUSE)
-    return finalize_attempt(run, attempt, ranks.code, setup=ranks.failed)
+    return finalize_attempt(run, attempt, ranks.code, ending, setup=ranks.failed)
 
 
 def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exception) -> int:

@@ -62,10 +62,10 @@ class JobView:
 class Ending:
     """The scheduler's part in the end of an attempt.
 
-    ``word``: the reason, if the scheduler ended the attempt. ``log``: the lines of the batch script, of srun
-    and slurmstepd. ``limit_near``: the time limit was near, so a warning signal
-    announced it. ``warned_by_term``: this signal is SIGTERM. ``was_not_requested``: Slurm reports that the
-    job still runs, so its SIGTERM was not a cancellation. ``just_resumed``: the job was suspended until a
+    ``word``: the reason, if the scheduler ended the attempt; ``why``: the same for a person. ``log``: the
+    lines of the batch script, of srun and slurmstepd. ``limit_near``: the time limit was near, so a warning
+    signal announced it. ``warned_by_term``: this signal is SIGTERM. ``was_not_requested``: Slurm reports that
+    the job still runs, so its SIGTERM was not a cancellation. ``just_resumed``: the job was suspended until a
     moment before.
     """
 
@@ -75,6 +75,7 @@ class Ending:
     warned_by_term: bool = False
     was_not_requested: bool = False
     just_resumed: bool = False
+    why: str = ""
 
 
 NO_ENDING = Ending()

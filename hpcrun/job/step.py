@@ -204,6 +204,7 @@ def _run_attempts(
     if again and failed is None and run.attempt_logs(attempt).exists():
         from hpcrun.job.ending import requeue_after_kill
 
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         return requeue_after_kill(run, job, own_script=own_script)
     _mark(attempt)
     if failed is None and _is_finished(run, attempt):

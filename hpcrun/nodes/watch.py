@@ -407,7 +407,8 @@ class NodeWatch:
             node
             for node, state in self._states.items()
             if node not in self.lost and state.connection is None and state.unreached is None
-            if is_silent(state, now, self._limits)
+            # A probe that is under way may still find the node unreachable.
+            if is_silent(state, now, self._limits) and not state.probed
         ]
         for node in ended:
             self._states[node].heard = None

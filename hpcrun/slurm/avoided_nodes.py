@@ -1,7 +1,7 @@
 """Nodes to exclude from a job, according to the bad-node list and to Slurm.
 
 A job that excludes all nodes on which it could run waits forever. So a node is excluded only if enough nodes
-remain that have at least its CPUs, memory and GPUs: each job that fits the node also fits these.
+remain that have at least its CPUs, memory and generic resources: each job that fits it also fits these.
 
 A bad node attracts jobs, because each job on it ends soon and leaves it free.
 

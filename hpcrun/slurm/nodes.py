@@ -171,7 +171,7 @@ def gpu_types(nodes: Iterable[NodeResources]) -> list[str]:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """A node in one of its partitions: its state from sinfo, CPUs, memory (MiB), and GPUs by type."""
+    """A node in one of its partitions: its state from sinfo, CPUs, memory (MiB), and generic resources."""
 
     partition: str
     default: bool
@@ -179,18 +179,27 @@ class NodeRow:
     state: str
     cpus: int
     memory: int
-    gpus: Mapping[str, int]
+    gres: Mapping[str, int]
 
     def has(self, other: "NodeRow") -> bool:
         """Return True if the node has at least the resources of ``other``."""
         enough = self.cpus >= other.cpus and self.memory >= other.memory
-        return enough and all(self.gpus.get(kind, 0) >= n for kind, n in other.gpus.items())
+        return enough and all(self.gres.get(kind, 0) >= n for kind, n in other.gres.items())
 
 
 def sinfo_gres_command(partition: str | None = None) -> list[str]:
     """Build the query for the nodes of ``partition`` (or several, by commas), or of all partitions."""
     command = ["sinfo", "--noheader", "--Node", "--format=%P|%N|%T|%c|%m|%G"]
     return [*command, *([f"--partition={partition}"] if partition else [])]
+
+
+def _resources(gres: str) -> dict[str, int]:
+    """Return the number of each resource of a node; a size such as ``disk:800G`` is part of the name."""
+    found: dict[str, int] = {}
+    for part in filter(None, _BRACKETS.sub("", gres).split(",")):
+        name, _, count = part.rpartition(":")
+        found |= {name: int(count)} if count.isdecimal() else {part: 1}
+    return found
 
 
 def parse_sinfo_gres(text: str) -> list[NodeRow]:
@@ -209,7 +218,7 @@ def parse_sinfo_gres(text: str) -> list[NodeRow]:
                 state,
                 int(cpus),
                 int(memory),
-                dict(parse_gres(gres)),
+                _resources(gres),
             )
         )
     return rows

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.files import make_log_folder, read_json
 from tests import jobs
 
-from .step_substitutes import FIRST, Desk
+from .step_substitutes import FIRST, SHOWN, Desk
 
 # A rank of the second attempt trains to the end.
 RANK = """\
@@ -133,6 +135,55 @@ def test_the_job_of_a_killed_batch_step_is_requeued(desk: Desk) -> None:
     assert desk.ends() == ["node-failure"]
     with pytest.raises(Refused, match="1 node failure, 0 allowed"):
         open_attempt(desk.run, Attempt("7", 1), Budgets(node_failure=0))
+
+
+def after_a_kill(desk: Desk, restart: int = 0) -> int:
+    """Run the program again that the batch script starts after a kill of the batch step."""
+    attempt = Attempt("7", restart)
+    make_log_folder(desk.run.attempt_logs(attempt))
+    desk.run.unstarted("7").write_text("begun n1\n")
+    shown = SHOWN.replace("Restarts=0", f"Restarts={restart}")
+    desk.answer("scontrol", f"[ $1 = show ] && [ $2 = job ] && printf '{shown}'; true")
+    return desk.step(SLURM_RESTART_COUNT=str(restart))
+
+
+def test_kills_before_the_ranks_open_use_the_budget(desk: Desk) -> None:
+    for restart in range(10):
+        record_event(desk.run, "ended", attempt=Attempt("7", restart), cause="node-failure")
+    assert after_a_kill(desk, 10) == 137, desk.told()
+    assert not requeued(desk)
+    result = read_json(desk.run.result) or {}
+    assert (result["cause"], result["state"]) == ("node-failure", "failed")
+    assert "11 node failures, 10 allowed" in result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "code", "cause"),
+    [
+        ("ended", {"cause": "save-failed", "restart_allowed": False}, 74, "save-failed"),
+        ("finished", {}, 0, None),
+        ("cancelled", {}, 143, "cancelled"),
+    ],
+)
+def test_a_final_end_stays_final_after_a_kill(
+    desk: Desk, event: str, fields: dict[str, Any], code: int, cause: str | None
+) -> None:
+    record_event(desk.run, event, attempt=FIRST, **fields)
+    assert after_a_kill(desk) == code, desk.told()
+    assert not requeued(desk)
+    assert (read_json(desk.run.result) or {}).get("cause") == cause
+    assert desk.run.result.exists()
+
+
+@pytest.mark.parametrize("newer", [Attempt("7", 1), Attempt("8", 0)])
+def test_a_killed_batch_step_leaves_a_newer_attempt_alone(desk: Desk, newer: Attempt) -> None:
+    open_attempt(desk.run, newer, Budgets())
+    assert after_a_kill(desk) == 1, desk.told()
+    assert f"{newer.owner} owns the run now" in desk.told()
+    assert not requeued(desk)
+    assert not desk.run.result.exists()
+    # The end of the first attempt, which the newer one has recorded.
+    assert desk.ends() == ["node-failure"]
 
 
 def test_a_step_that_failed_before_its_ranks_starts_them(desk: Desk) -> None:

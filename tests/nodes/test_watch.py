@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
 import pytest
 
+from hpcrun.nodes import watch
 from hpcrun.nodes.watch import (
     AgentProcess,
     Limits,
@@ -128,6 +130,21 @@ def test_a_node_without_its_agent_is_not_lost(machine, capfd):
     assert machine.watch.decided(NODES) == machine.lost == {}
     why = "so only Slurm notices a loss: the agent there has ended"
     assert f"hpcrun: no heartbeat of node2, {why}\n" in capfd.readouterr().out
+
+
+def test_a_node_that_goes_down_after_its_agent_is_lost(machine, monkeypatch):
+    """As in a shutdown, which ends the processes before the network."""
+    machine.connect_all()
+    machine.agent("node2").kill()
+    down = time.monotonic() + 0.8 * QUICK.silence
+
+    def answer(_address: str, _port: int, seconds: float) -> bool:
+        up = time.monotonic() < down
+        time.sleep(0.0 if up else seconds)
+        return up
+
+    monkeypatch.setattr(watch, "kernel_answers", answer)
+    assert machine.watch.wait(lambda: "node2" in machine.watch.lost, PATIENCE)
 
 
 def test_a_stopped_agent_is_no_lost_node(machine):

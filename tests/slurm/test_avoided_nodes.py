@@ -21,7 +21,7 @@ from hpcrun.slurm.avoided_nodes import (
     suspects,
     with_options,
 )
-from hpcrun.slurm.nodes import NodeRow
+from hpcrun.slurm.nodes import NodeRow, parse_sinfo_gres
 
 RECORDED = Path(__file__).parent / "recorded"
 TEN = "".join(f"batch*|n{n}|{'idle' if n <= 2 else 'down*'}|8|100|(null)\n" for n in range(1, 11))
@@ -175,6 +175,22 @@ def test_a_partition_of_each_node_keeps_enough_nodes() -> None:
     mixed = [*rows("batch", "a", "b"), replace(rows("batch", "c")[0], memory=200)]
     assert spare(["a"], mixed, needed=2) == ["a"]
     assert spare(["a", "c"], mixed, needed=1) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("gres", "others", "avoided"),
+    [
+        ("gpu:a100:4(S:0-1),nvme:1", "gpu:a100:8", []),
+        ("gpu:a100:4(S:0-1),nvme:1", "gpu:a100:4(S:0,1),nvme:no_consume:2,nvme:1", ["a"]),
+        ("lscratch:800G", "lscratch:400G", []),
+        ("(null)", "gpu:4", ["a"]),
+    ],
+)
+def test_other_nodes_must_have_the_generic_resources(
+    gres: str, others: str, avoided: list[str]
+) -> None:
+    listed = f"batch*|a|idle|8|100|{gres}\nbatch*|b|idle|8|100|{others}\n"
+    assert spare(["a"], parse_sinfo_gres(listed), needed=1) == avoided
 
 
 def test_a_forgiven_node_is_blamed_for_later_failures_only(tmp_path: Path) -> None:
