@@ -164,7 +164,7 @@ class Cached(nn.Module):
         self.register_buffer("twice", 2 * table())
 
 
-def test_a_build_with_a_cached_tensor_is_refused_with_the_remedy() -> None:
+def test_a_cached_tensor_of_a_build_is_refused() -> None:
     with pytest.raises(UserError, match=r"twice.* has no values.*fsdp\.deferred_init=false"):
         build_deferred(Cached, Ranks(rank=1))
     table.cache_clear()

@@ -83,7 +83,7 @@ def test_a_state_that_needs_arguments_is_refused_with_the_remedy():
         read(Mosaic(), 0, 1)
 
 
-def test_an_error_inside_the_state_of_a_stream_is_raised_unchanged():
+def test_errors_inside_the_state_of_a_stream_stay_unchanged():
     class Broken(Counting):
         def state_dict(self):
             return {"next": None + 1}
