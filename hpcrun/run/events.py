@@ -297,6 +297,8 @@ def result_lines(run: RunDirectory) -> list[str]:
     losses = {result.get("steps"): result.get("validation_loss")}
     reported = result.get("report_step", result.get("steps"))
     if "best" in result:
+        if reported != result.get("steps"):
+            reported = result["best"]["step"]  # the report's own step may have the same loss
         losses = {result["best"]["step"]: result["best"]["validation_loss"]} | losses
     if "validation_loss" not in report and losses.get(reported) is not None:
         short["validation_loss"] = _shown(losses[reported])

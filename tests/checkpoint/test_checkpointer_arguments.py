@@ -62,6 +62,10 @@ def test_a_model_in_fsdp1_is_refused_with_the_replacement(tmp_path, inner, where
         ({"host_memory": -1}, "host_memory=-1"),
         ({"optimizer": stranger()}, "of the optimizer, .* is not part of the model"),
         ({"extra": {"seen": {1}}}, r"extra\.seen: a builtins\.set cannot be saved"),
+        (
+            {"extra": {"big": [1 << 3000]}},
+            r"extra\.big\.0: an integer of 3001 bits cannot be saved",
+        ),
         ({"extra": {"a": [1, {"b": (len,)}]}}, r"extra\.a\.1\.b\.0: a builtins\.builtin_function"),
         ({"extra": {"a": {1.5j: 0}}}, r"extra\.a: the key 1\.5j is not plain data"),
         ({"extra": {"rows": torch.eye(2).to_sparse()}}, "extra/rows: a sparse"),

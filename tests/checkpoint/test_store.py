@@ -1,6 +1,7 @@
 """The store: concurrent attempts, a full disk, and retention."""
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -149,7 +150,18 @@ def test_a_damaged_checkpoint_is_not_kept_as_the_best(root):
         Retention(keep=0)
 
 
-def test_a_checkpoint_pruned_during_its_restore_leads_to_the_next(root):
+class Network(FileSystem):
+    """A file system that calls the files of a removed folder stale, as NFS does."""
+
+    def open(self, path):
+        try:
+            return super().open(path)
+        except FileNotFoundError:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from None
+
+
+@pytest.mark.parametrize("fs", [FileSystem(), Network()])
+def test_a_checkpoint_pruned_during_its_restore_leads_to_the_next(root, fs):
     training = single_rank.engine(root, "7-0", keep=1)
 
     def prune(entries, skeleton):
@@ -158,7 +170,7 @@ def test_a_checkpoint_pruned_during_its_restore_leads_to_the_next(root):
         return {}
 
     assert single_rank.save(training, 1).ok
-    reader = single_rank.engine(root, "8-0")
+    reader = single_rank.engine(root, "8-0", fs)
     single_rank.require_state(reader.restore(prune), 2)
     assert single_rank.save(reader, 3).ok
     assert names(root) == ["step-000000002", "step-000000003"]

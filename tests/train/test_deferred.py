@@ -1,5 +1,6 @@
 """A deferred build gives the bits of a normal build, or every rank builds in full."""
 
+import functools
 import re
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from torch.utils.data import TensorDataset
 from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import override_layer, resolve
 from hpcrun.config.training import FSDP
+from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks import BUILTIN
@@ -101,6 +103,13 @@ class Keeps(nn.Module):
         KEPT.append(torch.randn(3))
 
 
+class Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.order = torch.randperm(9, device="cpu").tolist()
+
+
 class Aliased(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +127,7 @@ class Aliased(nn.Module):
         (partial(nn.Linear, 3, 3, device="meta"), "weight is on the device meta"),
         (Hooked, "weight has a hook"),
         (Keeps, "held outside parameters, buffers and attributes"),
+        (Draws, "it draws random values on the device cpu at .*test_deferred.py:"),
         (Aliased, "values.* shares the memory of a parameter"),
     ],
 )
@@ -141,3 +151,20 @@ def test_a_build_that_cannot_be_deferred_runs_in_full(
     KEPT.clear()
     # One rank suffices: the ranks exchange their reasons.
     assert any(re.search(reason, why) for why in reasons), reasons
+
+
+@functools.cache
+def table() -> torch.Tensor:
+    return torch.arange(4.0)
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("twice", 2 * table())
+
+
+def test_a_cached_tensor_of_a_build_is_refused() -> None:
+    with pytest.raises(UserError, match=r"twice.* has no values.*fsdp\.deferred_init=false"):
+        build_deferred(Cached, Ranks(rank=1))
+    table.cache_clear()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 
@@ -61,6 +62,31 @@ def test_initial_weights_of_files_replace_those_of_the_build(tmp_path: Path) -> 
     assert "has no norm.bias (1 tensors are missing)" in refused({})
     (tmp_path / "1.safetensors").write_bytes(b"no")
     assert "cannot be read" in refused({})
+
+
+class Fixed(nn.Module):
+    """A model with a buffer that is on the CPU also in a deferred build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(2, device="cpu"))
+
+
+def test_a_deferred_build_reads_buffers_of_every_format(tmp_path: Path) -> None:
+    state = {name: value + 1 for name, value in Fixed().state_dict().items()}
+    save_file(state, tmp_path / "one.safetensors")
+    dcp.save(state, checkpoint_id=tmp_path / "two", no_dist=True)
+    for source in sorted(tmp_path.iterdir()):
+
+        def make(source: Path = source) -> nn.Module:
+            model = Fixed()
+            load_initial_weights(model, str(source), {})
+            return model
+
+        model, deferred, reason = build_deferred(make, Ranks(rank=1))
+        assert deferred is not None, (source, reason)
+        assert torch.equal(model.scale, state["scale"])
 
 
 def test_a_checkpoint_covers_a_model_whose_weights_it_holds_all() -> None:

@@ -83,6 +83,15 @@ def test_a_state_that_needs_arguments_is_refused_with_the_remedy():
         read(Mosaic(), 0, 1)
 
 
+def test_errors_inside_the_state_of_a_stream_stay_unchanged():
+    class Broken(Counting):
+        def state_dict(self):
+            return {"next": None + 1}
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        read(Broken(), 0, 1)
+
+
 def test_the_real_package_datasets_resumes_exactly():
     datasets = pytest.importorskip("datasets")
 

@@ -134,8 +134,12 @@ def test_a_model_without_blocks_has_nothing_to_checkpoint():
 def test_a_block_with_running_statistics_is_not_recomputed():
     norm = nn.BatchNorm1d(3)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), norm) for _ in range(2)))
-    with pytest.raises(UserError, match=r"BatchNorm1d in a block would update its running stat"):
-        prepare(net, Preparation("full"))
+    for mode in (True, False):
+        with pytest.raises(
+            UserError, match=r"BatchNorm1d in a block would update its running stat"
+        ):
+            prepare(net.train(mode), Preparation("full"))
+    net.train()
     norm.eval()
     prepare(net, Preparation("full"))
 

@@ -5,6 +5,7 @@ valid, and a fallback would lose its progress.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def restore(
             text = _elsewhere(f"step {manifest.step}: {line}")
             raise ReadFailure(text, here=ranks.rank in where)
         skipped.add(manifest.step)
-        troubles = [report.damage for report in reports if report.damage]
+        troubles = [report.trouble for report in reports if report.trouble]
         notes.append(f"step {manifest.step} skipped: {first_of(troubles)}")
 
 
@@ -148,10 +149,13 @@ def _read_index(store: CheckpointStore, step: int) -> tuple[Manifest, bytes]:
 def _at_fault(
     store: CheckpointStore, ranks: Ranks, step: int, reports: Sequence["_Report"]
 ) -> tuple[list[int], str] | None:
-    """Return the ranks that failed to read ``step``, with the error; None if the step is damaged.
+    """Return the ranks that failed to read ``step``, with the error; None if the step is damaged or gone.
 
     Called on rank 0, which checks again the files that other ranks report as damaged.
     """
+    with suppress(CheckpointError):
+        if step not in store.steps():  # NFS calls an open file stale if a training prunes it
+            return None
     unread = {rank: report.unread for rank, report in enumerate(reports) if report.unread}
     if unread:
         return list(unread), first_of(list(unread.values()))

@@ -38,6 +38,8 @@ from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.devices import accelerator
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
+# Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).
+_LONGEST = 2039
 _MAPPINGS = (dict, OrderedDict, Counter)
 _EXACT = (float, Integral)
 
@@ -338,6 +340,10 @@ def plain(value: Any, where: str = "") -> Any:
         raise CheckpointError(
             f"{where}: a {kind.__module__}.{kind.__qualname__} cannot be saved; only tensors, numbers, text, "
             "lists and dictionaries can (float(…) and torch.as_tensor(…) convert values of numpy)"
+        )
+    if type(value) is int and value.bit_length() > _LONGEST:
+        raise CheckpointError(
+            f"{where}: an integer of {value.bit_length()} bits cannot be saved; the limit is {_LONGEST} bits"
         )
     return value
 

@@ -351,9 +351,10 @@ def _plain_state(stream: Any) -> Any:
         return plain(stream.state_dict(), f"data: {type(stream).__name__}.state_dict()")
     except CheckpointError as error:
         raise UserError(str(error)) from error
-    except (
-        TypeError
-    ) as error:  # as of Mosaic's StreamingDataset, whose method needs counts of its loader
+    except TypeError as error:
+        # Mosaic's StreamingDataset needs counts of its loader. Other errors come from inside the method.
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
         raise UserError(
             f"data: {error}; write it without arguments, or give samples by index, in a map-style dataset"
         ) from error

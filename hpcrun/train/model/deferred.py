@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hpcrun.devices import accelerator
+from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.endings import place_of
 
@@ -101,6 +103,7 @@ def build_deferred(make: Callable[[], Any], ranks: Ranks) -> tuple[Any, Deferred
         The model, its parameters, and an empty string; or the model in full, None and the reason.
 
     Raises:
+        UserError: the program has kept a tensor without values, which the build in full uses.
         Exception: ``make`` failed on rank 0, or a build in full failed on a rank.
     """
     model: Any = None
@@ -120,7 +123,10 @@ def build_deferred(make: Callable[[], Any], ranks: Ranks) -> tuple[Any, Deferred
         if deferred is not None and deferred.weights:
             deferred.restore()
         with ranks.agreed():
-            return make() if model is None else model, None, reason
+            if model is None:
+                model = make()
+                _require_values(model)
+        return model, None, reason
     others = [value for _, value in _other_tensors(deferred.model)]
     sent = ranks.from_rank_0(lambda: [value.detach().contiguous() for value in others])
     if ranks.rank != 0:
@@ -150,7 +156,7 @@ def _without_weights(make: Callable[[], Any]) -> tuple[Deferred | None, str]:
     """Return the model of ``make`` without weights; or None and a reason."""
     before = _living()
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _Draws():  # type: ignore[no-untyped-call]
             model = make()
         if not isinstance(model, nn.Module):
             return None, "it returns no module"
@@ -164,6 +170,28 @@ def _without_weights(make: Callable[[], Any]) -> tuple[Deferred | None, str]:
     except Exception as error:  # of any type: the build in full decides if the error is the user's
         return None, _line(error)
     return deferred, ""
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses random values outside parameters: rank 0 has other ones, since it also draws its parameters."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            for leaf in tree_leaves(found):
+                if type(leaf) is Tensor and not leaf.is_meta:
+                    raise Undeferrable(f"it draws random values on the device {leaf.device}")
+        return found
+
+
+def _require_values(model: Any) -> None:
+    """Raise UserError if ``model`` has a tensor that the first build has made and the program has kept."""
+    for name, value in _other_tensors(model) if isinstance(model, nn.Module) else ():
+        if value.is_meta:
+            raise UserError(
+                f"fsdp.deferred_init: {name} has no values, because the program keeps tensors of one build "
+                "for the next; set fsdp.deferred_init=false"
+            )
 
 
 def _living() -> list[Tensor]:

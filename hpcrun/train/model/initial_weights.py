@@ -53,7 +53,8 @@ def _load(model: nn.Module, source: Path, renames: Mapping[str, str | None]) -> 
                 "the model"
             )
     sizes = {name: wanted[name].nbytes for name in names if not wanted[name].is_meta}
-    with torch.no_grad():
+    # A deferred build calls this on the meta device.
+    with torch.no_grad(), torch.device("cpu"):
         for group in in_groups(sizes, _GROUP):
             read = weights.read([names[name] for name in group])
             for name in group:

@@ -171,7 +171,9 @@ def _checkpoint_activations(module: nn.Module, wanted: Preparation) -> None:
             "in an nn.ModuleList or nn.Sequential); put its layers into one, or set none"
         )
     for part in (inner for block in found for inner in block.modules()):
-        if isinstance(part, _NormBase) and part.track_running_stats and part.training:
+        # The first step sets a model in evaluation mode, as libraries load it, to training mode.
+        trains = part.training or not module.training
+        if isinstance(part, _NormBase) and part.track_running_stats and trains:
             raise UserError(
                 f"train.activation_checkpointing: {type(part).__name__} in a block would update its running "
                 "statistics twice in a step; set none"
