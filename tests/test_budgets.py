@@ -14,7 +14,7 @@ LONGEST = 500
 
 BUDGETS: dict[str, tuple[int, int]] = {
     "api": (4_180, 25),
-    "checkpoint": (6_230, 33),
+    "checkpoint": (6_240, 33),
     "cli": (4_740, 34),
     "config": (2_910, 14),
     "devices": (670, 6),
@@ -30,8 +30,8 @@ BUDGETS: dict[str, tuple[int, int]] = {
     "run": (3_310, 16),
     "slurm": (4_120, 24),
     "tasks": (1_070, 8),
-    "tests": (54_030, 433),
-    "train": (9_840, 49),
+    "tests": (54_110, 433),
+    "train": (9_870, 49),
 }
 """The most lines and files of each package, and of the tests."""
 
