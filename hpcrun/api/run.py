@@ -152,7 +152,7 @@ class Run:
         """Return the log of a rank in the newest attempt, with control characters as escapes.
 
         Args:
-            rank: the number of the rank.
+            rank: the number of the rank; with a launcher such as torchrun, that of the node.
 
         Raises:
             UserError: ``rank`` is not a number of a rank, or the rank has no log.

@@ -189,6 +189,8 @@ def test_a_step_pruned_during_a_verification_is_no_damage(root):
     reading = CheckpointStore(root, "8-0", fs=Pruning(), patience=0)
     assert verify(reading, [1, 2], lambda *found: reported.append(found[:2])) == []
     assert reported == [(2, None)]
+    with pytest.raises(CheckpointError, match="the training removed the step"):
+        verify(reading, [1], lambda *found: reported.append(found[:2]))
 
 
 def test_too_little_space_is_reported_with_figures_before_any_write(root):

@@ -68,9 +68,9 @@ def verify(
             bytes.
 
     Returns:
-        The damaged steps.
+        The damaged steps; raises CheckpointError if the training has removed all ``steps``.
     """
-    damaged = []
+    damaged, checked = [], False
     # Disks are faster with several reads.
     readers = max(4, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
@@ -90,7 +90,10 @@ def verify(
                 continue
             if troubles:
                 damaged.append(step)
+            checked = True
             report(step, "\n".join(troubles) or None, size)
+    if not checked:
+        raise CheckpointError(f"{store.root}: the training removed the step; try again")
     return damaged
 
 
