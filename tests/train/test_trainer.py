@@ -58,8 +58,7 @@ def test_a_loss_in_a_cuda_graph_s_memory_is_kept():
         preparation=Preparation(compile="reduce-overhead"),
     )
     results = [
-        made.training_step([torch.tensor(x)], lambda model, batch: model(batch), weights=[1.0])
-        for x in (1.0, 2.0)
+        made.training_step([torch.tensor(x)], lambda model, batch: model(batch)) for x in (1.0, 2.0)
     ]
     assert [result.loss.item() for result in results] == [1.0, 2.0]
 
