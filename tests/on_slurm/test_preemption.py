@@ -54,11 +54,15 @@ def test_a_preemption_causes_one_requeue_and_the_same_bits(site, calm):
         site.wait_state(urgent, timeout=PATIENCE)
     state = bench.wait_for_end(run)
     assert site.state(urgent) == "COMPLETED"
-    assert (state, site.restarts(bench.job(run))) == ("COMPLETED", 1), bench.story(run)
-    assert bench.causes(run) == ["preemption", "finished"]
-    (stopped,) = jobs.events(run, "stopped")
-    assert stopped.fields["committed"]
-    assert [event.step for event in jobs.events(run, "started")] == [0, stopped.step]
+    assert state == "COMPLETED", bench.story(run)
+    # On a busy machine Slurm 24.11 may start the job again before the urgent job, and preempt it again.
+    restarts = site.restarts(bench.job(run))
+    assert restarts >= 1
+    assert bench.causes(run) == ["preemption"] * restarts + ["finished"]
+    stops = jobs.events(run, "stopped")
+    assert all(stopped.fields["committed"] for stopped in stops)
+    begins = [event.step for event in jobs.events(run, "started")]
+    assert begins == [0, *(stopped.step for stopped in stops)]
     assert jobs.final_state(run) == jobs.final_state(calm)
     for rank in range(2):
         mine = jobs.samples_by_step(run, bench.folder, rank, accumulation=2)
