@@ -159,6 +159,8 @@ def test_a_terminal_keeps_its_size_colors_and_ctrl_c(
     terminal = Terminal(project, columns=77, program=program)
     try:
         terminal.read_until("term=xterm-256color size=24 77(.|\n)*waiting")
+        # The shell prints its line before it starts the program.
+        wait_for(lambda: len(alive(site, "1000")) == 1, why="the program there")
         (sleeper,) = alive(site, "1000")
         terminal.press_ctrl_c()
         assert terminal.end() == 130
