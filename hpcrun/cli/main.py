@@ -217,7 +217,7 @@ def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str] | N
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    # Without the dashes, which would make any two short options alike.
+    # Without the dashes, which any two short options have in common.
     names = {name.lstrip("-"): name for name in known}
     near = difflib.get_close_matches(word.lstrip("-"), names, n=1)
     return f"; did you mean {names[near[0]]}?" if near else ""

@@ -43,7 +43,8 @@ def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
         Keys are dotted.
     """
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-    ignored, refused = list[str](), dict[str, Any]()
+    ignored: list[str] = []
+    refused: dict[str, Any] = {}
     for key, present in REMOVED.items():
         section, _, name = key.partition(".")
         part = kept.get(section)

@@ -53,11 +53,11 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(path: str | Path, tell: Callable[[str], None] | None = None) -> Config:
+def load_resolved(path: str | Path, report: Callable[[str], None] | None = None) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
     Args:
-        tell: gets a line if the file has keys of an earlier version, which are ignored.
+        report: gets a line if the file has keys of an earlier version, which are ignored.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
@@ -71,8 +71,8 @@ def load_resolved(path: str | Path, tell: Callable[[str], None] | None = None) -
             Problem(layer.where[key], key, f"this version has no {value_text(value)}; {remedy}")
             for key, value in refused.items()
         )
-    if ignored and tell is not None:
-        tell(f"{path}: ignores keys that an earlier version wrote: {', '.join(ignored)}")
+    if ignored and report is not None:
+        report(f"{path}: ignores keys that an earlier version wrote: {', '.join(ignored)}")
     return resolve([Layer(values, layer.where)])
 
 

@@ -242,7 +242,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise CheckpointError for a folder with files, of which hpcrun has written none."""
+    """Raise CheckpointError for a folder that contains only files of another program."""
     with explained("be read", folder):
         names = [path.name for path in folder.iterdir()]
     if names and not any(name.startswith("hpcrun") for name in names):

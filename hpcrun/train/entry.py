@@ -145,7 +145,7 @@ def _job_by_hand(run: RunDirectory, distributed: DistributedConfig) -> str:
     """Return a name in place of a job id: that of the process that started the ranks.
 
     Raises:
-        ClusterError: the ranks are on several nodes, whose starters have different names.
+        ClusterError: the ranks are on several nodes, so several processes have started them.
     """
     if distributed.num_nodes > 1:
         raise ClusterError(

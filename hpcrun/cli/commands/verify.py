@@ -61,7 +61,7 @@ def verify(
     steps: Iterable[int],
     report: Callable[[int, str | None, int], None],
 ) -> list[int]:
-    """Read and check all files of ``steps``, except steps that a training removes meanwhile.
+    """Read and check all files of ``steps``, except steps that a training removes during the check.
 
     Args:
         report: called for each step with its problems (a line per damaged file) or None, and its size in
