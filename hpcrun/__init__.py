@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.micro_batches import MicroBatches
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "MicroBatches",
     "Preparation",
     "Results",
     "Retention",
@@ -94,6 +96,7 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
+    "MicroBatches": "hpcrun.train.data.micro_batches",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
