@@ -4,6 +4,7 @@ A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-
 the disk only through this class, so the number of calls is the number of crash points.
 """
 
+import ctypes
 import errno
 import os
 import stat
@@ -23,6 +24,9 @@ class FileSystem:
 
     direct_from = 4 << 20
     """Bytes from which a file of a rank is written past the page cache."""
+
+    striped_from = 1_000_000_000
+    """Bytes from which several stripes of a parallel file system make a file faster."""
 
     def make_directory(self, path: Path) -> None:
         """Create a folder with mkdir(2); fails if ``path`` exists."""
@@ -106,6 +110,19 @@ class FileSystem:
         """Return the bytes that an ordinary user may still write there (without quotas)."""
         figures = os.statvfs(path)
         return figures.f_bavail * figures.f_frsize
+
+    def type_of(self, path: Path) -> int:
+        """Return the type of the file system of ``path``: ``f_type`` of statfs(2), its first field."""
+        found = ctypes.create_string_buffer(_STATFS)
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.statfs(os.fsencode(path), found):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return ctypes.c_uint.from_buffer(found).value
+
+
+# More than the 120 bytes of the structure. Its first field is a word; a type has 32 bits.
+_STATFS = 512
 
 
 LOCAL = FileSystem()
