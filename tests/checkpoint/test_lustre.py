@@ -71,7 +71,7 @@ def test_the_commands_have_the_options_of_the_manual_pages() -> None:
     assert setstripe_command(folder, 10_000_000_000)[:4] == ["lfs", "setstripe", "-c", "8"]
 
 
-def test_the_first_save_of_a_run_on_lustre_gives_one_line(tmp_path: Path, lfs: Path) -> None:
+def test_the_first_save_on_lustre_gives_one_line(tmp_path: Path, lfs: Path) -> None:
     root = tmp_path / "a run" / "checkpoints"
     root.parent.mkdir()
     saving = single_rank.engine(root, "7-0", Lustre())
