@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcrun.api.run import Run, wait_any
-    from hpcrun.api.run import open_run as open
+    from hpcrun.api.run import open_run as _open_run
     from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
@@ -44,8 +44,11 @@ if TYPE_CHECKING:
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
+    open = _open_run
+
 __version__ = "0.1.0"
 
+# Without ``open``: `from hpcrun import *` must not replace the builtin.
 __all__ = [
     "FSDP",
     "STOP",
@@ -74,7 +77,6 @@ __all__ = [
     "load_results",
     "map_array",
     "named_parameters",
-    "open",
     "report",
     "resumable",
     "setup_distributed",
@@ -131,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})
