@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcrun.api.run import Run, wait_any
-    from hpcrun.api.run import open_run as open
+    from hpcrun.api.run import open_run as _open_run
     from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.micro_batches import MicroBatches
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
@@ -44,8 +45,11 @@ if TYPE_CHECKING:
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
+    open = _open_run
+
 __version__ = "0.1.0"
 
+# Without ``open``: `from hpcrun import *` must not replace the builtin.
 __all__ = [
     "FSDP",
     "STOP",
@@ -58,6 +62,7 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "MicroBatches",
     "Preparation",
     "Results",
     "Retention",
@@ -74,7 +79,6 @@ __all__ = [
     "load_results",
     "map_array",
     "named_parameters",
-    "open",
     "report",
     "resumable",
     "setup_distributed",
@@ -94,6 +98,7 @@ _HOMES = {
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
     "FSDP": "hpcrun.config",
+    "MicroBatches": "hpcrun.train.data.micro_batches",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
@@ -131,4 +136,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

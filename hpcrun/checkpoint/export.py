@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpcrun.checkpoint.sharded.copies import in_groups
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
@@ -57,7 +58,8 @@ def export_model(
 ) -> dict[str, Any]:
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
-    The file or folder appears complete or not at all. ``torch.load(weights_only=True)`` reads ``.pt`` as a
+    The file or folder appears complete or not at all. Equal tensors of equal steps give equal bytes, whatever
+    the name, time and machine, with the same versions of torch and safetensors. ``torch.load(weights_only=True)`` reads ``.pt`` as a
     state dict. safetensors needs the package of that name, and holds only tensors.
 
     Args:
@@ -133,11 +135,12 @@ def _write(model: StoredModel, draft: Path, kind: str, step: int, *, as_folder: 
         else:
             write_shards(model, draft, about)
     elif kind == "pt":
-        torch.save(model.state(), draft)
+        # torch names the folder inside the archive after the file.
+        archive = draft.with_name("archive.pt")
+        torch.save(model.state(), archive)
+        archive.rename(draft)
     else:
-        from safetensors.torch import save_file
-
-        save_file(model.tensors(model.entries), draft, metadata=about)
+        _save_safetensors(model.tensors(model.entries), draft, about)
 
 
 def _require_safetensors(target: Path) -> None:
@@ -160,6 +163,25 @@ def _require_tensors(model: StoredModel, target: Path) -> None:
         )
 
 
+def _save_safetensors(
+    tensors: dict[str, torch.Tensor], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write ``tensors`` to ``path``; equal tensors and metadata give equal bytes."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata=dict(metadata))
+    # save_file() writes the metadata in an order that differs between two calls.
+    with path.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise CheckpointError(f"{path}: the header of safetensors has an unknown form")
+        stream.seek(8)
+        stream.write(text.ljust(length))
+
+
 INDEX_OF_SHARDS = "model.safetensors.index.json"
 SHARD = 5_000_000_000
 """Bytes of a shard of safetensors, as in Hugging Face's ``save_pretrained``."""
@@ -172,8 +194,6 @@ def write_shards(
 
     A tensor is never divided. A single shard is ``model.safetensors``, without an index.
     """
-    from safetensors.torch import save_file
-
     sizes = {
         name: sum(piece.place.length for piece in entry.pieces)
         for name, entry in model.entries.items()
@@ -183,7 +203,7 @@ def write_shards(
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
-        save_file(model.tensors(names), folder / file, metadata=dict(metadata))
+        _save_safetensors(model.tensors(names), folder / file, metadata)
         sync(folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
@@ -192,9 +212,16 @@ def write_shards(
         sync(folder / INDEX_OF_SHARDS)
 
 
+class _Writer(FileSystemWriter):
+    """A writer of dcp that records neither the path nor a random id, so that equal states give equal bytes."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()
+
+
 def write_dcp(state: dict[str, Any], folder: Path) -> None:
     """Write a checkpoint that ``torch.distributed.checkpoint.load`` reads into ``model.state_dict()``."""
-    writer = FileSystemWriter(folder, thread_count=1)
+    writer = _Writer(folder, thread_count=1)
     planner = DefaultSavePlanner()
     # Not dcp.save(): its CheckpointException, a BaseException, would hide the cause.
     writer.reset(folder)

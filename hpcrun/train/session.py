@@ -22,6 +22,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
 from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.garbage import Collection, collecting_together
@@ -55,8 +56,8 @@ class Loop:
 
     config: Config
     steps: range
-    batches: Generator[list[Any], None, None]
-    take: Callable[[int, list[Any]], StepResult]
+    batches: Generator[MicroBatches, None, None]
+    take: Callable[[int, MicroBatches], StepResult]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
     validate: Callable[[], float | None]

@@ -136,7 +136,7 @@ def trained(make, *, reload_after=None, tmp_path=None):
             made = trainer()
             made.load_checkpoint(tmp_path)
         batch = torch.arange(7).roll(step)
-        made.training_step([batch], lambda model, x: model(x).square().mean() - model(x).mean())
+        made.training_step(batch, lambda model, x: model(x).square().mean() - model(x).mean())
     return made
 
 

@@ -172,7 +172,7 @@ def test_passes_around_averaged_weights_use_the_right_weights(rank):
         generator, _ = gan.nets()
         made = wrapped(generator, gan.sgd, parallel, ema=0.5, fsdp=fsdp)
         noise = torch.ones(2, 3)
-        made.training_step([noise], lambda model, z: model(z).square().mean())
+        made.training_step(noise, lambda model, z: model(z).square().mean())
         results = [made.model(noise)]
         with made.averaged():
             results += [made.model(noise), made.model(noise)]
@@ -191,7 +191,7 @@ def test_a_checkpoint_after_a_pass_has_the_shards(rank, tmp_path, fsdp):
     noise = torch.ones(2, 3)
 
     def stepped():
-        made.training_step([noise], lambda model, z: model(z).square().mean())
+        made.training_step(noise, lambda model, z: model(z).square().mean())
         return made.model(noise).detach()
 
     stepped()
@@ -208,7 +208,7 @@ def test_several_ranks_without_a_wrapped_model_are_refused(tmp_path):
 
     for parallel in ("ddp", "fsdp"):
         with pytest.raises(RuntimeError, match="2 ranks would each train a separate model") as told:
-            early(parallel).training_step([torch.ones(2, 3)], gan.generators_loss)
+            early(parallel).training_step(torch.ones(2, 3), gan.generators_loss)
         assert "wrap_model() before training_step()" in str(told.value)
     # FSDP replaces the parameters, and so the optimizer.
     for ask in (
@@ -232,7 +232,7 @@ def test_ranks_of_the_program_s_group_train_one_model(rank, tmp_path):
     assert (place.launch_method, place.backend) == ("spawn", "gloo")
     assert made.is_main_process == (rank == 0)
     made.wrap_model()
-    made.training_step([torch.full((1, 2), rank + 1.0)], lambda model, batch: model(batch).sum())
+    made.training_step(torch.full((1, 2), rank + 1.0), lambda model, batch: model(batch).sum())
     assert made.save_checkpoint(tmp_path, 1).ok
     agreed(torch.cat([w.flatten() for w in made.module.parameters()]).tolist())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, blocks
+from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, again_if_stale, blocks
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -20,6 +20,7 @@ from hpcrun.checkpoint.storage.errors import (
 )
 from hpcrun.checkpoint.storage.manifest import (
     MANIFEST,
+    MANIFEST_LIMIT,
     FileRecord,
     Manifest,
     committed_steps,
@@ -28,7 +29,6 @@ from hpcrun.checkpoint.storage.manifest import (
 )
 
 _QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
-_MANIFEST_LIMIT = 64 << 20
 
 
 class CommittedSteps:
@@ -90,7 +90,7 @@ class CommittedSteps:
         """
         path = self.path(step) / MANIFEST
         try:
-            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
+            raw = b"".join(blocks(self._fs, path, MANIFEST_LIMIT, self._patience))
             manifest = decode(raw)
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -229,7 +229,7 @@ class CommittedSteps:
     def _names(self) -> list[str]:
         with explained("be listed", self.root):
             try:
-                return self._fs.names(self.root)
+                return again_if_stale(lambda: self._fs.names(self.root))
             except FileNotFoundError:
                 return []
 

@@ -17,6 +17,7 @@ from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device, is_accelerator
 from hpcrun.ranks.collective import Ranks
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
 from hpcrun.train.step.ema import THREADS, WeightAverage
 from hpcrun.train.step.gate import StepGate, trained_by
@@ -31,7 +32,6 @@ from hpcrun.train.step.weighting import (
     Weight,
     loss_factors,
     require_makers,
-    require_micro_batches,
     require_plain_step,
     weighted,
 )
@@ -214,18 +214,20 @@ class AMPTrainer:
 
     def training_step(
         self,
-        micro_batches: Sequence[Any],
+        batch: Any,
         loss: LossFunction,
         weights: Sequence[Weight] | None = None,
         total: float | None = None,
     ) -> StepResult:
-        """Accumulate the gradients of ``micro_batches`` and take one optimizer step.
+        """Accumulate the gradients of a batch, or of several micro-batches, and take one optimizer step.
 
         The loss of the step is the mean over the micro-batches, or with ``weights`` the weighted mean.
         Gradients that the parameters already have, e.g. from another model's loss, are dropped.
 
         Args:
-            micro_batches: batches for ``loss``, tensors on any device; they are moved to :attr:`device`.
+            batch: one batch for ``loss``: a tensor, a list, a tuple, a dict or an object. Several
+                micro-batches of one optimizer step are a :class:`hpcrun.MicroBatches`. Tensors on any device
+                are moved to :attr:`device`.
             loss: called as ``loss(model, batch)``; returns the mean loss over a batch's samples, a
                 floating-point tensor of shape ().
             weights: weight of each micro-batch, such as its number of valid tokens: numbers, or
@@ -238,9 +240,9 @@ class AMPTrainer:
         Raises:
             ValueError: there are no micro-batches, the number of weights differs, or a weight is negative
                 or not a scalar.
-            TypeError: ``micro_batches`` is not a sequence.
             RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
+        micro_batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
         factors = self._begin(micro_batches, loss, weights, total)
         value = self._backward(micro_batches, loss, factors)
         return self._update(value)
@@ -359,13 +361,14 @@ class AMPTrainer:
 
     def _begin(
         self,
-        micro_batches: Sequence[Any],
+        micro_batches: MicroBatches,
         loss: LossFunction,
         weights: Sequence[Weight] | None,
         total: float | None,
     ) -> Sequence[Weight] | None:
         """Clear the gradients; return the factor of each micro-batch's loss, or None for equal factors."""
-        require_micro_batches(micro_batches)
+        if not micro_batches:
+            raise ValueError("a training step needs at least one micro-batch")
         self._before_step(micro_batches, loss)
         self._clear()
         self._weights = weights or ()
@@ -375,7 +378,7 @@ class AMPTrainer:
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
         return loss_factors(weights, total, ranks=self._ranks, device=self.device)
 
-    def _before_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
+    def _before_step(self, micro_batches: MicroBatches, loss: LossFunction) -> None:
         """Do what the first step needs, such as DDP's order of buckets; called before every step."""
 
     def _clear(self) -> None:
@@ -386,7 +389,7 @@ class AMPTrainer:
 
     def _backward(
         self,
-        micro_batches: Sequence[Any],
+        micro_batches: MicroBatches,
         loss: LossFunction,
         factors: Sequence[Weight] | None,
     ) -> Tensor:

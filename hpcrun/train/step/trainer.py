@@ -18,6 +18,7 @@ from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import Backend, DistributedConfig
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_used
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
@@ -197,7 +198,7 @@ class DistributedAMPTrainer(AMPTrainer):
                 "load_checkpoint(), save_checkpoint() and any other use of the optimizer or the weights"
             )
 
-    def _before_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
+    def _before_step(self, micro_batches: MicroBatches, loss: LossFunction) -> None:
         if self._buckets_final:
             return
         self._require_same_group()

@@ -97,18 +97,6 @@ def require_makers(optimizer: Any, scheduler: Any, *, replaced: bool) -> None:
         raise ValueError("give a function that makes the schedule from the optimizer")
 
 
-def require_micro_batches(micro_batches: Any) -> None:
-    """Raise TypeError unless the micro-batches are a sequence, and ValueError if there are none."""
-    # The types come first, because a check against Sequence takes longer.
-    if not isinstance(micro_batches, (list, tuple)) and not isinstance(micro_batches, Sequence):
-        raise TypeError(
-            "training_step takes a list of micro-batches (for one batch: [batch]), not a "
-            f"{type(micro_batches).__name__}"
-        )
-    if not micro_batches:
-        raise ValueError("a training step needs at least one micro-batch")
-
-
 def require_plain_step(stepped: Optimizer | LRScheduler) -> None:
     """Raise ValueError if ``step()`` has a required argument, such as a closure or a metric."""
     needed = [
