@@ -159,7 +159,7 @@ class DistributedConfig(BaseModel):
         gpus = visible_gpus(environ) if visible_devices is None else visible_devices
         on_gpu = gpus > 0 and not cpu
         group = made_group()
-        placement = place_in_group(group, environ) if group else read_placement(environ)
+        placement = place_in_group(group, environ, gpus) if group else read_placement(environ)
         return cls(
             world_size=placement.world_size,
             rank=placement.rank,
@@ -336,12 +336,18 @@ def made_group() -> ExistingGroup | None:
     return ExistingGroup(dist.get_rank(), dist.get_world_size(), nccl)
 
 
-def place_in_group(group: ExistingGroup, environ: Mapping[str, str]) -> Placement:
+def place_in_group(group: ExistingGroup, environ: Mapping[str, str], gpus: int = 0) -> Placement:
     """Return the placement of this rank of ``group``.
 
     The launcher's values are kept if they agree. A launcher that started one process per node, each of
     which spawned ranks, gives the number of nodes. Otherwise LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK
-    count if they are set, and without them all ranks are on this node.
+    count if they are set. Without them all ranks are on this node, unless NCCL has more ranks than this node
+    has GPUs: then each node has a rank for each GPU.
+
+    Args:
+        group: the group.
+        environ: the environment of this rank.
+        gpus: GPUs that this process sees.
 
     Raises:
         ClusterError: the launcher numbers the ranks otherwise.
@@ -367,7 +373,9 @@ def place_in_group(group: ExistingGroup, environ: Mapping[str, str]) -> Placemen
         remedy = "set it to a number, or unset it"
         return whole_number(own, name, minimum=minimum, remedy=remedy, default=default)
 
-    size = number("LOCAL_WORLD_SIZE", ranks // nodes, 1)
+    # Two ranks of NCCL cannot share a GPU, so these ranks are on several nodes.
+    spread = group.nccl and nodes == 1 and 0 < gpus < ranks and ranks % gpus == 0
+    size = number("LOCAL_WORLD_SIZE", gpus if spread else ranks // nodes, 1)
     return replace(
         found,
         method="spawn",

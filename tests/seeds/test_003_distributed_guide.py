@@ -47,7 +47,7 @@ def test_one_process_trains_several_devices_by_data_parallel():
     assert float(plain.training_step(batch_of(0))) > 0
 
 
-def test_a_model_in_data_parallel_is_trained_and_saved_without_wrapper(tmp_path):
+def test_a_model_in_data_parallel_is_saved_without_wrapper(tmp_path):
     model = torch.nn.DataParallel(Deep())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     trainer = AMPTrainer(model, optimizer, device="cpu")
@@ -76,12 +76,9 @@ def test_python_starts_the_ranks_of_each_machine(tmp_path, machines):
     assert "2 ranks, average loss" in output(*started)
 
 
-def test_the_first_rank_of_a_machine_places_its_ranks(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+def test_more_ranks_than_gpus_are_on_several_machines():
     given = {"MASTER_ADDR": "192.168.1.10", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "4"}
-    place = place_in_group(
-        ExistingGroup(6, 8, nccl=True), {**given, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    )
+    place = place_in_group(ExistingGroup(6, 8, nccl=True), given, gpus=4)
     assert (place.local_rank, place.local_world_size) == (2, 4)
     assert (place.node_rank, place.num_nodes) == (1, 2)
 
