@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.contiguous import DistributedSampler
     from hpcrun.train.determinism import choose_kernels
+    from hpcrun.train.learning_rate import scaled_lr
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
         cleanup_distributed,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         is_main_process,
         setup_distributed,
     )
+    from hpcrun.train.parallel.wrap import wrap_model_ddp, wrap_model_fsdp
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
@@ -58,6 +61,7 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "DistributedSampler",
     "Preparation",
     "Results",
     "Retention",
@@ -77,10 +81,13 @@ __all__ = [
     "open",
     "report",
     "resumable",
+    "scaled_lr",
     "setup_distributed",
     "submit",
     "training_steps",
     "wait_any",
+    "wrap_model_ddp",
+    "wrap_model_fsdp",
 ]
 
 _HOMES = {
@@ -93,6 +100,7 @@ _HOMES = {
     "ConfigError": "hpcrun.config",
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
+    "DistributedSampler": "hpcrun.train.data.contiguous",
     "FSDP": "hpcrun.config",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
@@ -114,10 +122,13 @@ _HOMES = {
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "resumable": "hpcrun.integrations.resumable",
+    "scaled_lr": "hpcrun.train.learning_rate",
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",
     "wait_any": "hpcrun.api.run",
+    "wrap_model_ddp": "hpcrun.train.parallel.wrap",
+    "wrap_model_fsdp": "hpcrun.train.parallel.wrap",
 }
 
 
