@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.contiguous import DistributedSampler
     from hpcrun.train.data.micro_batches import MicroBatches
     from hpcrun.train.determinism import choose_kernels
+    from hpcrun.train.learning_rate import scaled_lr
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
         cleanup_distributed,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         is_main_process,
         setup_distributed,
     )
+    from hpcrun.train.parallel.wrap import wrap_model_ddp, wrap_model_fsdp
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
@@ -62,6 +65,7 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "DistributedSampler",
     "MicroBatches",
     "Preparation",
     "Results",
@@ -81,10 +85,13 @@ __all__ = [
     "named_parameters",
     "report",
     "resumable",
+    "scaled_lr",
     "setup_distributed",
     "submit",
     "training_steps",
     "wait_any",
+    "wrap_model_ddp",
+    "wrap_model_fsdp",
 ]
 
 _HOMES = {
@@ -97,6 +104,7 @@ _HOMES = {
     "ConfigError": "hpcrun.config",
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
+    "DistributedSampler": "hpcrun.train.data.contiguous",
     "FSDP": "hpcrun.config",
     "MicroBatches": "hpcrun.train.data.micro_batches",
     "Preparation": "hpcrun.train.model.prepare",
@@ -119,10 +127,13 @@ _HOMES = {
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "resumable": "hpcrun.integrations.resumable",
+    "scaled_lr": "hpcrun.train.learning_rate",
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",
     "wait_any": "hpcrun.api.run",
+    "wrap_model_ddp": "hpcrun.train.parallel.wrap",
+    "wrap_model_fsdp": "hpcrun.train.parallel.wrap",
 }
 
 

@@ -91,6 +91,13 @@ def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
             f"single is for one rank, but {job.nodes} x {job.gpus} ranks would each train a "
             "separate model; use ddp, or one node and one gpu",
         )
+    if train.comm_hook != "none" and train.parallel in ("single", "fsdp") and not config.command:
+        other = "set fsdp.reduce_dtype=bf16" if train.parallel == "fsdp" else "omit train.comm_hook"
+        yield (
+            ["train.comm_hook", "train.parallel"],
+            f"{train.comm_hook} is a hook of DDP, and {train.parallel} has none; use train.parallel=ddp, or "
+            f"{other}",
+        )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
     for key, dtype in (
@@ -134,6 +141,10 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+    ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
+    ("train.powersgd_rank", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
+    ("train.powersgd_start", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
+    ("fsdp.min_parameters", "fsdp.wrap", ("auto", "blocks"), "size"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.connect_timeout", "train.hang_after", (None,), "a number of seconds"),

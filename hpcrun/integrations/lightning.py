@@ -12,10 +12,10 @@ from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.lightning_state import RankState, TrainerState
 from hpcrun.integrations.loader import ExactLoader
 from hpcrun.integrations.session import (

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import (
     ExactLoader,
     UnknownLoaders,
@@ -118,7 +119,13 @@ class Resumable:
         for several in (self._schedulers, scalers):
             extra |= {name: several[name] for name in list(several)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
+        own: dict[str, Any] = {"loop": self}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
+        if len(models) > 1:  # The module of all models has none of their wrappers.
+            own |= {
+                f"hooks.{name}": HookStates([one], buckets=BucketOrder(one, for_hooks=True))
+                for name, one in models.items()
+            }
         self._session = Session(
             folder,
             model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
@@ -128,7 +135,7 @@ class Resumable:
             scheduler=next(iter(self._schedulers.values()), None),
             scaler=next(iter(scalers.values()), None),
             extra=extra,
-            own={"loop": self},
+            own=own,
             **options,
         )
         self.steps = self._session.restore()

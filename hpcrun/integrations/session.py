@@ -64,11 +64,12 @@ class Stop:
         return self._agreement.exchange(steps, STOP.reason)
 
     def _end(self, steps: int, reason: StopReason) -> NoReturn:
-        self._say(f"stopped after step {steps} ({reason.name.lower()}), saved; exit code {AGAIN}")
+        self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; exit code {AGAIN}")
         end_helpers()
         raise SystemExit(AGAIN)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Write a line to standard error, on rank 0."""
         if self.ranks.rank == 0:
             say_aside(f"hpcrun: {text}")
 
@@ -118,7 +119,7 @@ class Session(Stop):
         steps = self.checkpointer.restore()
         if steps:
             notes = "".join(f"; {note}" for note in self.checkpointer.notes)
-            self._say(f"resumed after step {steps} from {self.folder}{notes}")
+            self.say(f"resumed after step {steps} from {self.folder}{notes}")
         return steps
 
     def step(self, steps: int) -> StopReason:
@@ -199,7 +200,7 @@ class FolderSession(Stop):
             return None
         with explained("be read", self._own(step)):
             own: dict[str, Any] = torch.load(self._own(step), weights_only=True)
-        self._say(f"resumed after step {step} from {self.folders.path(step)}")
+        self.say(f"resumed after step {step} from {self.folders.path(step)}")
         return step, own
 
     def commit(self, step: int, own: dict[str, Any], protect: Path | None = None) -> None:

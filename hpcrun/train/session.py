@@ -30,6 +30,7 @@ from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.health.watchdog import watching
+from hpcrun.train.learning_rate import learning_rate_lines
 from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
@@ -360,6 +361,7 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
     where = f"resumed from step {start}" if restored else "starting at step 0"
     lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
     nodes = trainer.distributed.num_nodes
+    lines += learning_rate_lines(context.config, trainer.optimizer)
     if (line := count_line(context.config, nodes, ranks)) is not None:
         lines.append(line)
     for line in lines:

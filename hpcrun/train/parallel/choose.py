@@ -17,6 +17,7 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.model.checks import unshardable
 from hpcrun.train.model.prepare import blocks
+from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.network import BYTES, Group, fsdp_step, machine_named
 from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
@@ -49,13 +50,20 @@ class Need:
 
 
 def strategy(
-    parallel: Parallel, distributed: DistributedConfig, amp: AMPConfig, fsdp: FSDP
+    parallel: Parallel,
+    distributed: DistributedConfig,
+    amp: AMPConfig,
+    fsdp: FSDP,
+    compression: Compression | None = None,
 ) -> Strategy:
     """Make the strategy ``parallel``. On a single rank ddp and fsdp are the same as single.
 
     Raises:
-        ValueError: single, which needs one process, with several ranks.
+        ValueError: single, which needs one process, with several ranks; a ``compression`` without ddp.
     """
+    compression = compression or Compression()
+    if distributed.world_size > 1 or parallel == "fsdp":
+        compression.require_ddp(parallel)
     if distributed.world_size == 1:
         return Strategy()
     if parallel == "single":
@@ -63,7 +71,7 @@ def strategy(
             "parallel=single works in one process only; with several ranks use ddp or fsdp"
         )
     if parallel == "ddp":
-        return DDPStrategy(distributed)
+        return DDPStrategy(distributed, compression)
     return FSDPStrategy(distributed, fsdp, amp.dtype)
 
 
@@ -208,7 +216,9 @@ def with_fsdp(config: Config, **values: Any) -> Config:
 
 def only_ddp(config: Config) -> str | None:
     """Return the key of ``config`` that only DDP supports, or None."""
-    return "train.find_unused_parameters" if config.train.find_unused_parameters else None
+    if config.train.find_unused_parameters:
+        return "train.find_unused_parameters"
+    return "train.comm_hook" if config.train.comm_hook != "none" else None
 
 
 def need(config: Config, model: nn.Module) -> Need:

@@ -18,6 +18,7 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import blocks, compile_in_place, of_torch
+from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.network import default_bucket
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
@@ -91,8 +92,10 @@ class Strategy:
 class DDPStrategy(Strategy):
     """A copy of the module on each rank; DistributedDataParallel averages the gradients."""
 
-    def __init__(self, distributed: DistributedConfig) -> None:
-        self._distributed = distributed
+    def __init__(
+        self, distributed: DistributedConfig, compression: Compression | None = None
+    ) -> None:
+        self._distributed, self._compression = distributed, compression or Compression()
         self.buffers_differ = not distributed.broadcast_buffers
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
@@ -107,6 +110,7 @@ class DDPStrategy(Strategy):
             bucket_cap_mb=self._distributed.bucket_mb
             or default_bucket(gradients, self._distributed.world_size),
         )
+        self._compression.attach(wrapped)
         # A graph of the whole model would be split where DDP's buckets end, into other graphs for each
         # bucket. Blocks of a class share a graph. CUDA graphs pay for the whole model only.
         parts = [] if mode is None or mode in vendor.WITHOUT_GRAPHS else blocks(module)

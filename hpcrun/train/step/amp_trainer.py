@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.state.training import TrainingState
+from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device, is_accelerator
 from hpcrun.ranks.collective import Ranks
@@ -352,8 +352,12 @@ class AMPTrainer:
             scheduler=self.scheduler,
             averages=self.average,
             buffers_differ=self._strategy.buffers_differ,
-            rank_parts={"threads": THREADS} if self.device.type == "cpu" else {},
+            rank_parts=self._rank_parts(),
         )
+
+    def _rank_parts(self) -> Mapping[str, RankPart]:
+        """Return the parts of a checkpoint that each rank has for itself."""
+        return {"threads": THREADS} if self.device.type == "cpu" else {}
 
     def _checkpoint_ranks(self) -> Ranks:
         """Return the ranks that save together. Collective at the first call."""

@@ -3,7 +3,7 @@
 AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop uses only their public methods.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.state import capture
+from hpcrun.checkpoint.state.hook_state import HookStates, kept_hooks
+from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
@@ -23,6 +25,7 @@ from hpcrun.train.model.checks import kept_buffers, kept_gradients, require_all_
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
+from hpcrun.train.parallel.comm_hooks import CommHook, Compression, ErrorFeedback
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.precision import LossFunction, StepResult, to_device
@@ -59,6 +62,9 @@ class DistributedAMPTrainer(AMPTrainer):
         parallel: Parallel = "ddp",
         fsdp: FSDP | None = None,
         preparation: Preparation | None = None,
+        comm_hook: CommHook | None = None,
+        powersgd_rank: int = 1,
+        powersgd_start: int = 1000,
         rank: int | None = None,
         world_size: int | None = None,
         backend: Backend | None = None,
@@ -79,6 +85,11 @@ class DistributedAMPTrainer(AMPTrainer):
             parallel: the parallelism; a single rank trains as with ``single``, for any value.
             fsdp: sharding options for ``parallel="fsdp"``.
             preparation: activation checkpointing and compilation.
+            comm_hook: how DDP compresses gradients: ``fp16``, ``bf16`` or ``powersgd``; None or ``none``: not
+                at all. A hook of your own: ``wrap_model().register_comm_hook(state, hook)``, before
+                :meth:`load_checkpoint`.
+            powersgd_rank: rank of PowerSGD's factors.
+            powersgd_start: steps with whole gradients before PowerSGD, at least 2.
             rank: as for :meth:`DistributedConfig.from_values`, like the next three; without ``distributed``.
             world_size: number of ranks.
             backend: ``nccl`` or ``gloo``.
@@ -86,7 +97,7 @@ class DistributedAMPTrainer(AMPTrainer):
 
         Raises:
             ValueError: ``distributed`` and one of the last four arguments; ``single`` with several ranks;
-                an optimizer of parameters that FSDP will replace.
+                an optimizer of parameters that FSDP will replace; a ``comm_hook`` without DDP.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
@@ -104,6 +115,7 @@ class DistributedAMPTrainer(AMPTrainer):
         self.distributed = distributed or DistributedConfig.from_env()
         self._parallel, self._fsdp = parallel, fsdp or FSDP()
         self._preparation = preparation or Preparation()
+        self._compression = Compression(comm_hook or "none", powersgd_rank, powersgd_start)
         if device is None:
             ids = self.distributed.device_ids
             device = accelerator.device(ids[0]) if ids else torch.device("cpu")
@@ -119,6 +131,7 @@ class DistributedAMPTrainer(AMPTrainer):
         self._control: Ranks | None = None
         self._wrapped = False
         self._buckets_final = False
+        self._hooks, self._feedback = HookStates(()), ErrorFeedback(self.module)
 
     @property
     def _ranks(self) -> int:
@@ -164,6 +177,8 @@ class DistributedAMPTrainer(AMPTrainer):
             self._strategy.remember(self.module)
             prepare(self.module, self._preparation)
             self.model = self._strategy.wrap(self.module, self._preparation.compile)
+            self._hooks = HookStates([self.model], late=True)
+            self._feedback = ErrorFeedback(self.model)
             self._wrapped = True
         return self.model
 
@@ -181,7 +196,14 @@ class DistributedAMPTrainer(AMPTrainer):
         return self._control
 
     def _choose_strategy(self) -> Strategy:
-        return strategy(self._parallel, self.distributed, self.amp, self._fsdp)
+        return strategy(self._parallel, self.distributed, self.amp, self._fsdp, self._compression)
+
+    def _rank_parts(self) -> Mapping[str, RankPart]:
+        return {**super()._rank_parts(), "hooks": self._hooks.part}
+
+    def _after_step(self, skipped: bool) -> None:
+        super()._after_step(skipped)
+        self._feedback.after_step(self.gate, skipped)
 
     def _require_same_group(self) -> None:
         if not self._single_by_choice:
@@ -200,6 +222,7 @@ class DistributedAMPTrainer(AMPTrainer):
 
     def _before_step(self, micro_batches: MicroBatches, loss: LossFunction) -> None:
         if self._buckets_final:
+            self._feedback.before_step(self.gate)
             return
         self._require_same_group()
         if self.is_distributed and not self._wrapped:
@@ -211,7 +234,10 @@ class DistributedAMPTrainer(AMPTrainer):
         forwards = [partial(self._forward, batch, loss) for batch in micro_batches]
         if self._strategy.changes_buckets(self.model):
             # DDP finds its final bucket layout before the first optimizer step.
-            finalize_buckets(self.module, forwards[0], ranks=self.control_ranks())
+            with kept_hooks(self.model):
+                finalize_buckets(self.module, forwards[0], ranks=self.control_ranks())
+        self._hooks.begin()
+        self._feedback.before_step(self.gate)
         if self._strategy.collective_forward:
             self._strategy.compare(self.control_ranks(), self.model, forwards)
 
