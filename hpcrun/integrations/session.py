@@ -64,8 +64,10 @@ class Stop:
         return self._agreement.exchange(steps, STOP.reason)
 
     def _end(self, steps: int, reason: StopReason) -> NoReturn:
-        self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; exit code {AGAIN}")
+        end = "the program's own handler continues" if STOP.replaced else f"exit code {AGAIN}"
+        self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; {end}")
         end_helpers()
+        self._agreement.hand_over()
         raise SystemExit(AGAIN)
 
     def say(self, text: str) -> None:
