@@ -1,8 +1,7 @@
 """002: task for DDP and FSDP. docs/seeds.md lists its statements."""
 
 import os
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -16,9 +15,11 @@ import hpcrun
 from tests.on_ranks import agreed, forked, gathered, ranks
 from tests.ports import free_port
 from tests.seeds.playing import PROGRAMS, loss_of, output, play, start
+from tests.train.forks import fork_ranks
 
 TRAIN = str(PROGRAMS / "train.py")
-TORCHRUN = Path(sys.executable).with_name("torchrun")
+TORCHRUN = ("-m", "torch.distributed.run")
+"""The program that the command ``torchrun`` starts."""
 
 
 # The plan of tests: each way of training ends at the loss of a single process.
@@ -76,7 +77,7 @@ def test_two_nodes_end_at_the_same_loss(single, tmp_path):
     port = f"--master_port={free_port()}"
     words = (TRAIN, "--dataset_name", "wikitext", "--use_ddp", "--batch_size", "16")
     nodes = [
-        start(tmp_path, "-m", "torch.distributed.run", *shape, f"--node_rank={node}", port, *words)
+        start(tmp_path, *TORCHRUN, *shape, f"--node_rank={node}", port, *words)
         for node in (0, 1)
     ]
     assert loss_of(output(*nodes)) == same(single)
@@ -84,7 +85,7 @@ def test_two_nodes_end_at_the_same_loss(single, tmp_path):
 
 def test_torchrun_starts_the_program_of_the_document(single, tmp_path):
     words = ("--dataset_name", "wikitext", "--use_ddp", "--batch_size", "16")
-    text = output(start(tmp_path, str(TORCHRUN), "--nproc_per_node=2", TRAIN, *words))
+    text = output(start(tmp_path, *TORCHRUN, "--nproc_per_node=2", TRAIN, *words))
     assert loss_of(text) == same(single)
     assert "rank 1 of 2" in text
 
@@ -110,8 +111,6 @@ def test_without_ranks_every_function_serves_one_process():
 
 @forked
 def test_variables_of_torchrun_make_the_process_group(tmp_path):
-    from tests.train.forks import fork_ranks
-
     port = free_port()
 
     def rank_of(rank):
@@ -142,8 +141,6 @@ def test_ddp_replicates_the_model_and_averages_the_gradients(rank):
 @pytest.mark.parametrize("policy", [None, 1_000])
 @ranks(2)
 def test_fsdp_shards_parameters_and_optimizer_state(rank, policy):
-    from functools import partial
-
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(40, 80), nn.Linear(80, 2))
     whole = sum(value.numel() for value in layers.parameters())

@@ -62,17 +62,11 @@ def test_another_parallelism_is_refused_with_the_values():
         make(0, 1, parallel="bogus")
 
 
-@pytest.mark.parametrize("machines", [1, 2])
-def test_python_starts_the_ranks_of_each_machine(tmp_path, machines):
-    shape = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    here = 2 // machines
+def test_python_starts_the_ranks_of_each_machine(tmp_path):
+    shape = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     started = [
-        start(
-            tmp_path, SPAWNED, str(here),
-            environ=shape | ({"WORLD_SIZE": "2", "RANK": str(first)} if machines > 1 else {}),
-        )
-        for first in range(0, 2, here)
-    ]  # fmt: skip
+        start(tmp_path, SPAWNED, "1", environ=shape | {"RANK": str(first)}) for first in (0, 1)
+    ]
     assert "2 ranks, average loss" in output(*started)
 
 
