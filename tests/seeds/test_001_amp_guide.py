@@ -9,7 +9,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from hpcrun import DistributedAMPTrainer, MicroBatches, create_default_amp_config, scaled_lr
+from hpcrun import (
+    DistributedAMPTrainer,
+    DistributedConfig,
+    MicroBatches,
+    create_default_amp_config,
+    scaled_lr,
+)
 from hpcrun.network.nccl.lint import lint
 from hpcrun.network.nccl.rules import settings_of
 from tests.diagnose.test_catalog import diagnosis
@@ -120,6 +126,20 @@ def test_a_program_prints_its_process_group(rank, world_size):
     assert dist.is_initialized()
     assert (dist.get_rank(), dist.get_world_size()) == (rank, 2)
     agreed(dist.get_backend())
+
+
+@pytest.mark.parametrize(("gpus", "place"), [("", (5, 8, 0, 1)), ("0,1,2,3", (1, 4, 1, 2))])
+def test_five_variables_describe_a_rank(gpus, place):
+    local_rank, on_node, node, nodes = place
+    variables = {
+        **{"RANK": "5", "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "8"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": gpus},
+    }
+    found = DistributedConfig.from_env(variables)
+    assert (found.rank, found.local_rank, found.world_size) == (5, local_rank, 8)
+    assert (found.num_gpus_per_node, found.node_rank, found.num_nodes) == (on_node, node, nodes)
+    assert (found.master_addr, found.master_port) == ("127.0.0.1", 29500)
+    assert found.validate(visible_devices=4) is True
 
 
 MESSAGES = [

@@ -77,8 +77,7 @@ def test_two_nodes_end_at_the_same_loss(single, tmp_path):
     port = f"--master_port={free_port()}"
     words = (TRAIN, "--dataset_name", "wikitext", "--use_ddp", "--batch_size", "16")
     nodes = [
-        start(tmp_path, *TORCHRUN, *shape, f"--node_rank={node}", port, *words)
-        for node in (0, 1)
+        start(tmp_path, *TORCHRUN, *shape, f"--node_rank={node}", port, *words) for node in (0, 1)
     ]
     assert loss_of(output(*nodes)) == same(single)
 

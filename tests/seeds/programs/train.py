@@ -89,9 +89,7 @@ def main():
         model = hpcrun.wrap_model_fsdp(model)
     call = torch.compile(model, backend="eager") if args.compile else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    scaler = torch.amp.GradScaler(
-        device.type, init_scale=1024.0, enabled=args.dtype == "float16"
-    )
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=args.dtype == "float16")
     autocast = torch.autocast(
         device.type, dtype=getattr(torch, args.dtype), enabled=args.dtype != "float32"
     )
