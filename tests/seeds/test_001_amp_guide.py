@@ -152,7 +152,7 @@ MESSAGES = [
     ("RuntimeError: CUDA error: invalid configuration argument", "CUDA_VISIBLE_DEVICES"),
     (
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)",
-        "stacks",
+        "furthest behind",
     ),
 ]
 
