@@ -1,6 +1,7 @@
 """002: task for DDP and FSDP. docs/seeds.md lists its statements."""
 
 import os
+import sys
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hpcrun
+from tests import jobs
 from tests.on_ranks import agreed, forked, gathered, ranks
 from tests.ports import free_port
 from tests.seeds.playing import PROGRAMS, loss_of, output, play, start
@@ -87,6 +89,18 @@ def test_torchrun_starts_the_program_of_the_document(single, tmp_path):
     text = output(start(tmp_path, *TORCHRUN, "--nproc_per_node=2", TRAIN, *words))
     assert loss_of(text) == same(single)
     assert "rank 1 of 2" in text
+
+
+def test_a_job_of_hpcrun_runs_the_program_unchanged(single, tmp_path):
+    words = ("--dataset_name", "wikitext", "--use_ddp", "--batch_size", "16")
+    done = jobs.hpcrun(
+        *("submit", "--executor", "local", "--cpu", "--nodes", "2", "--gpus", "1"),
+        *("--no-snapshot", "--", sys.executable, TRAIN, *words),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if "final loss" in line)
+    assert float(line.split()[-1]) == same(single)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -174,3 +188,4 @@ def test_the_sampler_gives_each_rank_a_contiguous_part():
     assert [[*part] for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     alone = hpcrun.DistributedSampler(5, 2)
     assert [*alone.get_indices()] == [0, 1, 2, 3, 4]
+    assert (alone.num_samples, alone.start_idx, alone.end_idx) == (5, 0, 5)
