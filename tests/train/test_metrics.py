@@ -350,7 +350,7 @@ def test_a_line_has_the_mean_utilization_of_the_gpu(monkeypatch: pytest.MonkeyPa
     training.step(1.0)
     assert "gpu_utilization" not in training.lines[0]
     use = SimpleNamespace(read=lambda: 61.26, close=lambda: None)
-    monkeypatch.setattr(vendor, "gpu_utilization", lambda device: use)
+    monkeypatch.setattr(vendor, "gpu_utilization", lambda _: use)
     training = Training(log_every=1, steps=2)
     training.step(1.0)
     assert training.lines[0]["gpu_utilization"] == 61.3
