@@ -51,6 +51,7 @@ class RankData:
     ) -> None:
         self._ranks, self._loaders, self._same_samples = ranks, loaders, same_samples
         self._limits: dict[str, int | None] = {}
+        self._begun: set[str] = set()  # not compared
         self._ahead: dict[str, bool] = {}  # False: the pass has ended
         self._due = True  # the first step compares, for a pass that ends before the second
         for exact in loaders.values():
@@ -64,6 +65,7 @@ class RankData:
     def begin(self, name: str, limit: int | None) -> None:
         """Note the pass over the loader ``name`` that begins, with its most batches."""
         self._limits[name] = limit
+        self._begun.add(name)
         self._ahead.pop(name, None)
 
     def uncounted(self, name: str) -> bool:
@@ -81,7 +83,7 @@ class RankData:
             used: number of batches of each pass that has begun and not ended.
             over: the training ends after this step.
         """
-        begun = any(name in self._limits for name in used)
+        begun = not self._begun.isdisjoint(used)
         if over or any(count == self._length(name) for name, count in used.items()):
             return [begun, 0, 0]
         ahead = {name: more for name, more in self._ahead.items() if name in used}
@@ -109,7 +111,7 @@ class RankData:
         Args:
             used: as for :meth:`notes`, in this step.
             notes: the largest :meth:`notes` of the ranks in the step before.
-            most: number of steps until the training ends; None: unlimited.
+            most: number of steps until the training ends, with this step; None: unlimited.
 
         Raises:
             UserError: the ranks read the same samples, or unequal numbers of batches. Raised on all ranks.
@@ -117,9 +119,12 @@ class RankData:
         if not self._due and not (notes and notes[0]):
             return
         self._due = False
-        mine = [self._pass(name, self._limits.pop(name)) for name in used if name in self._limits]
+        mine = [self._pass(name) for name in used if name in self._begun]
+        self._begun.difference_update(used)
         passes: list[list[Pass]] = self._ranks.gather(mine)
-        require_equal_counts(passes, most)
+        require_equal_counts(
+            passes, None if most is None else most + max(used.values(), default=1) - 1
+        )
         if self._same_samples:
             return
         for same in zip(*passes, strict=False):
@@ -132,11 +137,11 @@ class RankData:
         """Return the number of batches of a pass; None: unknown."""
         return _least((self._loaders[name].count(), self._limits.get(name)))
 
-    def _pass(self, name: str, limit: int | None) -> Pass:
+    def _pass(self, name: str) -> Pass:
         exact = self._loaders[name]
         return Pass(
             name,
-            _least((exact.count(), limit)),
+            self._length(name),
             exact.sampler_name,
             exact.replica,
             exact.order,
@@ -146,7 +151,7 @@ class RankData:
 
 
 def require_equal_counts(passes: Sequence[Sequence[Pass]], most: int | None = None) -> None:
-    """Raise UserError if the ranks have unequal numbers of batches; ``most`` steps are needed at most.
+    """Raise UserError if the ranks have unequal numbers of batches; the training needs ``most`` at most.
 
     The passes of a rank are iterated together and end with the shortest of them.
     """
@@ -174,12 +179,18 @@ def require_own_samples(same: Sequence[Pass]) -> str | None:
     replicas = [one.replica for one in same]
     counts = {replica[0] for replica in replicas if replica is not None}
     declared = [replica[1] for replica in replicas if replica is not None]
-    if counts == {size} and sorted(declared) == list(range(size)):
-        return None
     if len(declared) == size and counts != {size}:
         raise UserError(
             f"{name}: {sampler} has num_replicas={min(counts)}, and {size} ranks train, so samples would be "
             f"read several times or never; {_distributed(size)}"
+        )
+    if len(declared) == size:
+        pair = _equal(declared)
+        if pair is None:
+            return None
+        raise UserError(
+            f"{name}: {sampler} has rank={declared[pair[0]]} on ranks {pair[0]} and {pair[1]}, so they would "
+            f"compute the same gradients; {_distributed(size)}"
         )
     pair = _equal((one.order, one.samples) if one.order and one.samples else None for one in same)
     if pair is not None:
@@ -210,7 +221,9 @@ def _is_distributed(exact: ExactLoader, ranks: Ranks) -> bool:
 def _equal(keys: Iterable[Hashable]) -> tuple[int, int] | None:
     """Return the numbers of the first two equal keys; None is equal to nothing."""
     found = list(keys)
-    twice = next((key for key, times in Counter(found).items() if key and times > 1), None)
+    twice = next(
+        (key for key, times in Counter(found).items() if key is not None and times > 1), None
+    )
     if twice is None:
         return None
     first = found.index(twice)
