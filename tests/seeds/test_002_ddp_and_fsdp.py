@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hpcrun
+from hpcrun.errors import UserError
 from tests import jobs
 from tests.on_ranks import agreed, forked, gathered, ranks
 from tests.ports import free_port
@@ -178,6 +179,22 @@ def test_fsdp_shards_parameters_and_optimizer_state(rank, policy):
         if name == "exp_avg"
     )
     assert moments == kept
+
+
+@ranks(2)
+def test_a_shard_of_another_rank_is_not_loaded(rank, tmp_path):
+    torch.manual_seed(0)
+    model = hpcrun.wrap_model_fsdp(nn.Linear(4, 4))
+    if rank == 0:
+        torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
+    dist.barrier()
+    state = torch.load(tmp_path / "checkpoint.pt")
+    if rank == 1:
+        with pytest.raises(UserError, match=r"weight is the shard of another rank.*Checkpointer"):
+            model.load_state_dict(state)
+    else:
+        model.load_state_dict(state)
+    model.load_state_dict(model.state_dict())
 
 
 def test_the_sampler_gives_each_rank_a_contiguous_part():

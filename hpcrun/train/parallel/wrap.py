@@ -1,5 +1,8 @@
 """Wrap a model for DDP or FSDP in your own loop, without a trainer."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -48,6 +51,9 @@ def wrap_model_fsdp(model: nn.Module, auto_wrap_policy: Policy | None = None) ->
     This is torch's FSDP2, ``fully_shard``. Call :func:`hpcrun.setup_distributed` first, and make the
     optimizer afterwards: the parameters are replaced. All ranks get the weights of rank 0.
 
+    A file that rank 0 writes from ``state_dict()`` has the shards of rank 0 only, and the other ranks refuse
+    to load it. Save with :class:`hpcrun.Checkpointer` or :func:`hpcrun.resumable`.
+
     Args:
         model: the model, on the CPU or the device of this rank.
         auto_wrap_policy: the submodules that are gathered separately: a number of parameters from which a
@@ -79,7 +85,25 @@ def wrap_model_fsdp(model: nn.Module, auto_wrap_policy: Policy | None = None) ->
                 value.data = value.data.to(device)
                 copy_from_rank_zero(value.data)
         fully_shard(part, mesh=mesh)
+    model.register_load_state_dict_pre_hook(_refuse_other_shards)
     return model
+
+
+def _refuse_other_shards(module: nn.Module, state: Mapping[str, Any], *_: Any) -> None:
+    """Raise UserError if ``state`` has shards of another rank, which torch would load in silence."""
+    own = {
+        name: value.device_mesh.get_coordinate()
+        for name, value in module.named_parameters()
+        if isinstance(value, DTensor)
+    }
+    for name, place in own.items():
+        given = state.get(name)
+        if isinstance(given, DTensor) and given.device_mesh.get_coordinate() != place:
+            raise UserError(
+                f"load_state_dict(): {name} is the shard of another rank: state_dict() of a sharded model "
+                "has the shards of one rank, so a file of rank 0 is no checkpoint; save and load on all "
+                "ranks with hpcrun.Checkpointer, hpcrun.resumable or torch.distributed.checkpoint"
+            )
 
 
 def _several() -> bool:
