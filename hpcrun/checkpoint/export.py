@@ -59,8 +59,9 @@ def export_model(
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
     The file or folder appears complete or not at all. Equal tensors of equal steps give equal bytes, whatever
-    the name, time and machine, with the same versions of torch and safetensors. ``torch.load(weights_only=True)`` reads ``.pt`` as a
-    state dict. safetensors needs the package of that name, and holds only tensors.
+    the name, time and machine, with the same versions of torch and safetensors.
+    ``torch.load(weights_only=True)`` reads ``.pt`` as a state dict. safetensors needs the package of that
+    name, and holds only tensors.
 
     Args:
         kind: ``dcp`` (makes a new folder), ``safetensors`` (a file if ``target`` has the suffix, else a new
@@ -213,7 +214,7 @@ def write_shards(
 
 
 class _Writer(FileSystemWriter):
-    """A writer of dcp that records neither the path nor a random id, so that equal states give equal bytes."""
+    """A writer that records neither the path nor a random id: equal states give equal bytes."""
 
     def storage_meta(self) -> StorageMeta:
         return StorageMeta()
