@@ -124,8 +124,8 @@ _LARGEST = 1 << 20  # bytes read from the end: thousands of failures, and never 
 class NodeFailure:
     """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory.
 
-    ``attempt``: the start of the job, such as ``12-0``; empty if it is not known. ``cluster``: its name; empty
-    in the records of older versions, which count on no cluster with a name.
+    ``attempt``: the start of the job, such as ``12-0``; empty if it is not known.
+    ``cluster``: its name; empty in the records of older versions, which count on no cluster with a name.
     """
 
     node: str

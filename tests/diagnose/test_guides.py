@@ -52,7 +52,7 @@ MESSAGES = [
         "nodes",
     ),
     (
-        "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined.",
+        "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined",
         "ranks-missing",
         "WORLD_SIZE",
     ),
