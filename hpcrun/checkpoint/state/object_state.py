@@ -2,8 +2,8 @@
 
 An object with ``state_dict()`` and ``load_state_dict()`` gives its state itself. Of other objects of Python
 classes the attributes are the state, and of a function the variables of its closure and the containers that
-it reads from its module. Objects that no checkpoint can hold are refused. Process groups, streams, modules and
-the like are skipped: the program makes them again.
+it reads from its module. Objects that no checkpoint can hold are refused. Process groups, streams and
+modules are skipped: the program makes them again.
 """
 
 import dis
@@ -109,8 +109,9 @@ class ObjectStates:
             return {_KIND: "state", "value": self.take(value.state_dict(), where, above)}
         if not _of_python(value):
             raise CheckpointError(
-                f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint "
-                "cannot hold; keep tensors, numbers, lists and dicts, or define state_dict() and load_state_dict()"
+                f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
+                "checkpoint cannot hold; keep tensors, numbers, lists and dicts, or define "
+                "state_dict() and load_state_dict()"
             )
         attributes = {
             name: self.take(part, f"{where}.{name}", above)

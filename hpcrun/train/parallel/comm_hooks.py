@@ -80,7 +80,7 @@ class Compression:
                 start_powerSGD_iter=self.start,
                 orthogonalization_epsilon=1e-8,
             )
-            model.register_comm_hook(state, powerSGD_hook)
+            model.register_comm_hook(state, powersgd_hook)
 
 
 def fp16_hook(_: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -92,6 +92,16 @@ def bf16_hook(_: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Send a bucket in bfloat16; see ``bf16_compress_hook``."""
     # DDP refuses torch's own function on the CPU, by its name, but gloo supports bfloat16.
     return bf16_compress_hook(_everybody(), bucket)
+
+
+def powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Send a bucket as factors of a low rank; see ``powerSGD_hook``."""
+    sent = powerSGD_hook(state, bucket)
+    if bucket.buffer().device.type == "cpu":
+        # Gloo's threads start the second and third collective. With several buckets, each rank would have
+        # another order of collectives.
+        sent.wait()
+    return sent
 
 
 def _everybody() -> dist.ProcessGroup:
