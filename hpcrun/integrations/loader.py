@@ -298,9 +298,9 @@ class ExactLoader:
     def _require_same(self, now: Any, before: Any) -> None:
         if now != before:
             raise UserError(
-                f"{self.name}: {self.sampler_name} gives other samples when it is iterated again, so a resume would "
-                "repeat or skip samples; a sampler must draw from the global generators or from one in an "
-                "attribute, or have set_epoch()"
+                f"{self.name}: {self.sampler_name} gives other samples when it is iterated again, so a "
+                "resume would repeat or skip samples; a sampler must draw from the global generators or "
+                "from one in an attribute, or have set_epoch()"
             )
 
     def _stream(self) -> Iterator[Any]:

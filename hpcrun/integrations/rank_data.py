@@ -1,4 +1,4 @@
-"""The data of the ranks, compared: ranks that read the same samples, or unequal numbers of batches, are refused.
+"""Comparison of the ranks' data: refuses ranks with the same samples, or with unequal numbers of batches.
 
 Such a loop trains without an error: each rank computes the same gradient, or ranks wait in a collective for a
 rank that has no batch.

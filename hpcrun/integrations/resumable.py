@@ -258,8 +258,9 @@ class Resumable:
         if not resumed and name in self._left:
             raise UserError(
                 f"state.batches(): the loop has left the pass over {name} before its end, after "
-                f"{self.position(loader)} batches, where a resume would continue; in place of break or islice "
-                f"use state.batches(loader, limit={self.position(loader)}), or state.epochs(…, max_steps=…)"
+                f"{self.position(loader)} batches, where a resume would continue; in place of break or "
+                f"islice use state.batches(loader, limit={self.position(loader)}), or "
+                "state.epochs(…, max_steps=…)"
             )
         self._begun.add(name)
         rest = iter(exact)

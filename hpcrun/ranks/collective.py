@@ -280,7 +280,7 @@ class StopAgreement:
             self._pending = None
 
     def hand_over(self) -> None:
-        """Call the signal handlers that ``STOP.install()`` has replaced, after the save of a stop. Collective.
+        """Call the handlers that ``STOP.install()`` has replaced, after the save of a stop. Collective.
 
         In a submitit job this requeues the job: submitit's handler of task 0 ends the process. The other
         ranks return after it has ended, because Slurm may end a job at the first task that fails. Without

@@ -100,8 +100,8 @@ def test_submitit_requeues_a_training_that_hpcrun_has_saved(bench: Bench) -> Non
     bench.slurm.wait_until((bench.folder / "started-disturbed").exists, ENDED, logs)
     bench.slurm.run(["scancel", "--signal=USR2", disturbed])
     bench.slurm.wait_until(lambda: bench.slurm.restarts(disturbed) == 1, ENDED, logs)
-    for job in (disturbed, calm):
-        bench.slurm.wait_until(lambda: bench.slurm.state(job) == "COMPLETED", ENDED, logs)
+    bench.wait_for_end(disturbed)
+    bench.wait_for_end(calm)
     told = logs()
     assert "saved; the program's own handler continues" in told
     assert "begins at 2" in told
