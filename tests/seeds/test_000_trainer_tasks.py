@@ -91,14 +91,15 @@ def test_wrapping_returns_ddp_with_the_options_of_the_config(rank, world_size):
 
 
 @forked
-def test_the_trainer_joins_the_process_group_by_itself(tmp_path):
+def test_the_trainer_makes_the_group_and_wraps_the_model(tmp_path):
     port = free_port()
 
     def play(rank):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         trainer = make(rank, 2)
-        trainer.training_step(batch_of(rank))
+        trainer.setup_distributed()
         assert dist.get_world_size() == 2
+        trainer.training_step(batch_of(rank))
         assert isinstance(trainer.model, DistributedDataParallel)
         agreed(weights(trainer).tolist())
         dist.destroy_process_group()
@@ -110,7 +111,7 @@ def test_the_trainer_joins_the_process_group_by_itself(tmp_path):
 def test_a_step_averages_the_gradients_of_the_ranks(rank, world_size):
     trainer = make(rank, world_size)
     first = trainer.training_step(batch_of(rank))
-    one = DistributedAMPTrainer(Model(), AMPConfig(), 0, 1, "gloo")
+    one = AMPTrainer(Model(), AMPConfig())
     one.module.load_state_dict(make(rank, world_size).module.state_dict())
     one.training_step(MicroBatches([batch_of(0), batch_of(1)]))
     torch.testing.assert_close(weights(trainer), weights(one))
@@ -158,8 +159,7 @@ def test_a_program_asks_if_it_is_distributed(rank, world_size):
     trainer = make(rank, world_size)
     assert trainer.is_distributed
     assert trainer.is_distributed()
-    one = DistributedAMPTrainer(Model(), AMPConfig(), 0, 1, "gloo")
-    assert not one.is_distributed
+    assert not AMPTrainer(Model(), AMPConfig()).is_distributed
     assert trainer.is_main_process == (rank == 0)
 
 
