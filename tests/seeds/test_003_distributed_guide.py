@@ -17,7 +17,7 @@ SPAWNED = str(PROGRAMS / "spawned.py")
 
 
 class Deep(nn.Module):
-    """A model of blocks whose output is a mapping with the loss."""
+    """A model of blocks that returns a mapping with the loss."""
 
     def __init__(self):
         super().__init__()
