@@ -100,8 +100,8 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
                 f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
                 "the schedule in optim multiplies"
             )
-        # Not in place: groups may share a tensor.
-        group["lr"] = rate * lr_factor(config)
+        if (factor := lr_factor(config)) != 1.0:
+            group["lr"] = rate * factor  # Not in place: groups may share a tensor.
     return own
 
 

@@ -129,17 +129,17 @@ class ObjectStates:
             known = live if isinstance(live, tuple) and len(live) == len(saved) else ()
             return tuple(self._items(known, saved))
         if type(saved) is list:
-            values = self._items(live if isinstance(live, list | deque) else (), saved)
+            items = self._items(live if isinstance(live, list | deque) else (), saved)
             if not isinstance(live, list | deque):
-                return values
+                return items
             live.clear()
-            live.extend(values)
+            live.extend(items)
             return live
         if type(saved) is not dict:
             return saved
         if _KIND in saved:
             return self._restored(live, saved)
-        values = live if isinstance(live, dict) else {}
+        values: dict[Any, Any] = live if isinstance(live, dict) else {}
         filled = {key: self.put(values.get(key, _MISSING), part) for key, part in saved.items()}
         values.clear()
         values.update(filled)

@@ -63,7 +63,9 @@ class DistributedSampler(Sampler[int]):
         return range(self.start_idx, self.end_idx)
 
     def __iter__(self) -> Iterator[int]:
+        """Return an iterator over the indices of this rank."""
         return iter(self.get_indices())
 
     def __len__(self) -> int:
+        """Return the number of samples of this rank."""
         return self.num_samples
