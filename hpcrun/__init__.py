@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcrun.api.run import Run, wait_any
-    from hpcrun.api.run import open_run as _open_run
+    from hpcrun.api.run import open_run as open
     from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
@@ -48,11 +48,8 @@ if TYPE_CHECKING:
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
-    open = _open_run
-
 __version__ = "0.1.0"
 
-# Without ``open``: `from hpcrun import *` must not replace the builtin.
 __all__ = [
     "FSDP",
     "STOP",
@@ -83,6 +80,7 @@ __all__ = [
     "load_results",
     "map_array",
     "named_parameters",
+    "open",
     "report",
     "resumable",
     "scaled_lr",
@@ -93,6 +91,10 @@ __all__ = [
     "wrap_model_ddp",
     "wrap_model_fsdp",
 ]
+
+if not TYPE_CHECKING:
+    # `from hpcrun import *` must not replace the builtin. Type checkers export only the names of the list.
+    __all__.remove("open")
 
 _HOMES = {
     "AMPConfig": "hpcrun.config",

@@ -101,7 +101,7 @@ def test_other_keys_or_sizes_are_another_model() -> None:
     assert diagnosis(both).id == "checkpoint-other-model"
 
 
-def test_a_long_list_of_which_a_log_has_the_two_ends_is_compared() -> None:
+def test_the_two_ends_of_a_long_list_are_compared() -> None:
     names = [f"layers.{layer}.attention.weight" for layer in range(2000)]
     for prefix, expected in (
         ("module.", "checkpoint-wrapped"),

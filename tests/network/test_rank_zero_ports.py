@@ -58,7 +58,7 @@ class Threads:
         return found
 
 
-def test_a_port_that_a_node_closes_is_found_over_real_connections() -> None:
+def test_a_closed_port_is_found_over_real_connections() -> None:
     ports = []
     for _ in range(4):
         with socket.create_server(("127.0.0.1", 0)) as free:

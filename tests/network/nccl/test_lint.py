@@ -172,7 +172,7 @@ def test_valid_values_are_no_errors(name: str, values: str) -> None:
         assert not names(found(**{name: value}), "error"), value
 
 
-def test_the_variables_that_guides_name_for_a_timeout_get_their_remedy() -> None:
+def test_the_variables_for_a_timeout_get_their_remedy() -> None:
     assert "init_process_group(timeout=...)" in one("error", NCCL_TIMEOUT="3600")
     assert "use TORCH_NCCL_BLOCKING_WAIT" in one("warning", NCCL_BLOCKING_WAIT="1")
 
