@@ -14,7 +14,7 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
-from hpcrun.train.step.weighting import require_plain_step
+from hpcrun.train.step.arguments import require_plain_step
 from hpcrun.train.task import Task
 
 
