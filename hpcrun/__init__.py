@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
     from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
+    from hpcrun.config.amp import create_default_amp_config
     from hpcrun.errors import UserError
     from hpcrun.integrations.resumable import resumable
     from hpcrun.ranks.collective import StopAgreement
@@ -74,6 +75,7 @@ __all__ = [
     "UserError",
     "choose_kernels",
     "cleanup_distributed",
+    "create_default_amp_config",
     "get_rank",
     "get_world_size",
     "is_main_process",
@@ -120,6 +122,7 @@ _HOMES = {
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
     "cleanup_distributed": "hpcrun.train.parallel.process_group",
+    "create_default_amp_config": "hpcrun.config.amp",
     "get_rank": "hpcrun.train.parallel.process_group",
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",

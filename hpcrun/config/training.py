@@ -89,7 +89,7 @@ class Train(Section):
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",
     )
-    parallel: Literal["auto", "single", "ddp", "fsdp"] = Field(
+    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
         default="auto",
         description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )

@@ -219,9 +219,9 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     chosen = config.train.parallel
     if config.job.world_size == 1:
         return "single"
-    if chosen == "single":
+    if chosen in ("single", "dp"):
         raise UserError(
-            "train.parallel: single works in one process only; with several ranks use ddp or fsdp"
+            f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
         )
     if chosen != "auto":
         return chosen

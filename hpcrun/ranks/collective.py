@@ -129,6 +129,16 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def mean(self, value: float) -> float:
+        """Return the mean of ``value`` over the ranks, on every rank. Collective."""
+        if self.world_size == 1:
+            return value
+        import torch
+
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return float(total) / self.world_size
+
     def to_rank_0(self, value: Any) -> list[Any]:
         """Return every rank's ``value`` on rank 0, and an empty list on other ranks. Collective."""
         if self.world_size == 1:

@@ -57,6 +57,7 @@ def build_trainer(
             compile=compile_mode(config, distributed, parallel),
         ),
     )
+    trainer.names_ended_ranks = False
     try:
         if wanted.compile:
             fix_compiler(wanted.deterministic, wanted.compile_mode)

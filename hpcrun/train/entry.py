@@ -366,9 +366,9 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
     """
     ranks, train = distributed.world_size, config.train
     line = None
-    if train.parallel == "single" and ranks > 1:
+    if train.parallel in ("single", "dp") and ranks > 1:
         line = (
-            f"train.parallel: single, but {ranks} ranks were started, which would each train "
+            f"train.parallel: {train.parallel}, but {ranks} ranks were started, which would each train "
             "a separate model; start one rank, or set train.parallel=ddp"
         )
     elif train.batch_size < ranks * (1 if _follows(config) else train.accumulation):

@@ -15,7 +15,7 @@ from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
 from hpcrun.train.learning_rate import lr_factor
-from hpcrun.train.step.weighting import require_plain_step
+from hpcrun.train.step.arguments import require_plain_step
 from hpcrun.train.task import Task
 
 

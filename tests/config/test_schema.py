@@ -52,7 +52,7 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert train["additionalProperties"] is False
     assert train["properties"]["steps"]["minimum"] == 1
     assert train["properties"]["deterministic"]["enum"] == [True, False, "warn", "strict"]
-    assert train["properties"]["parallel"]["enum"] == ["auto", "single", "ddp", "fsdp"]
+    assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
     job = schema["$defs"]["Job"]["properties"]
     count, typed = job["gpus"]["anyOf"]
     assert count["minimum"] == 1

@@ -202,14 +202,16 @@ def test_a_checkpoint_after_a_pass_has_the_shards(rank, tmp_path, fsdp):
 
 
 @ranks(2)
-def test_several_ranks_without_a_wrapped_model_are_refused(tmp_path):
+def test_the_first_step_wraps_the_model(rank, tmp_path):
     def early(parallel):
         return unwrapped(gan.nets()[0], gan.sgd, parallel)
 
     for parallel in ("ddp", "fsdp"):
-        with pytest.raises(RuntimeError, match="2 ranks would each train a separate model") as told:
-            early(parallel).training_step(torch.ones(2, 3), gan.generators_loss)
-        assert "wrap_model() before training_step()" in str(told.value)
+        made = early(parallel)
+        made.training_step(
+            torch.full((2, 3), rank + 1.0), lambda model, x: model(x).square().mean()
+        )
+        agreed(gan.weights(made.module).tolist())
     # FSDP replaces the parameters, and so the optimizer.
     for ask in (
         lambda trainer: trainer.optimizer,

@@ -1,7 +1,8 @@
 """Choose the parallelism of a training: as configured, or by memory for ``train.parallel=auto``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,9 @@ from hpcrun.train.model.prepare import blocks
 from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.network import BYTES, Group, fsdp_step, machine_named
-from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
+from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
 
-Parallel = Literal["single", "ddp", "fsdp"]
+Parallel = Literal["single", "dp", "ddp", "fsdp"]
 
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
@@ -55,20 +56,30 @@ def strategy(
     amp: AMPConfig,
     fsdp: FSDP,
     compression: Compression | None = None,
+    devices: Sequence[int] | None = None,
 ) -> Strategy:
     """Make the strategy ``parallel``. On a single rank ddp and fsdp are the same as single.
 
+    Args:
+        devices: the GPUs of dp; None: all that the process sees.
+
     Raises:
-        ValueError: single, which needs one process, with several ranks; a ``compression`` without ddp.
+        ValueError: another value; single or dp, which need one process, with several ranks; a
+            ``compression`` without ddp.
     """
+    values = get_args(Parallel)
+    if parallel not in values:
+        written = str(parallel).lower()
+        meant = f'write "{written}"' if written in values else "use one of these values"
+        raise ValueError(f"parallel={parallel!r} is not one of {', '.join(values)}; {meant}")
     compression = compression or Compression()
-    if distributed.world_size > 1 or parallel == "fsdp":
+    if distributed.world_size > 1 or parallel in ("fsdp", "dp"):
         compression.require_ddp(parallel)
     if distributed.world_size == 1:
-        return Strategy()
-    if parallel == "single":
+        return DataParallelStrategy(devices) if parallel == "dp" else Strategy()
+    if parallel in ("single", "dp"):
         raise ValueError(
-            "parallel=single works in one process only; with several ranks use ddp or fsdp"
+            f"parallel={parallel} works in one process only; with several ranks use ddp or fsdp"
         )
     if parallel == "ddp":
         return DDPStrategy(distributed, compression)

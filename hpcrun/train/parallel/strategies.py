@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.devices import vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.vendor import CompileMode
+from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import blocks, compile_in_place, of_torch
@@ -87,6 +88,31 @@ class Strategy:
     def whole(self, module: nn.Module, device: torch.device) -> nn.Module | None:
         """Return the module with all its weights, on rank 0 at least; elsewhere maybe None. Collective."""
         return module
+
+
+class DataParallelStrategy(Strategy):
+    """One process for several GPUs (``torch.nn.DataParallel``); on the CPU, the plain module."""
+
+    def __init__(self, devices: Sequence[int] | None = None) -> None:
+        """``devices``: numbers of the GPUs; None: all that the process sees."""
+        self._devices = devices
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        """Raises UserError for ``mode``: DataParallel copies the model in every step."""
+        if mode is not None:
+            raise UserError(
+                "parallel=dp copies the model in every step; use ddp, or no compilation"
+            )
+        if not any(accelerator.is_accelerator(value.device) for value in module.parameters()):
+            print("hpcrun: parallel=dp finds no GPU; it trains on the CPU, as single", flush=True)
+            return module
+        chosen = list(range(accelerator.count())) if self._devices is None else list(self._devices)
+        print(
+            f"hpcrun: parallel=dp trains on {len(chosen)} GPUs from one process; ddp with a rank for "
+            "each GPU is faster",
+            flush=True,
+        )
+        return nn.DataParallel(module, chosen) if len(chosen) > 1 else module
 
 
 class DDPStrategy(Strategy):
