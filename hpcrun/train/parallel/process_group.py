@@ -27,6 +27,11 @@ from hpcrun.ranks.tree_group import TreeGroup, new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
+from hpcrun.train.parallel.hosts import (
+    binds_loopback,
+    needs_hosts,
+    use_reachable_network,
+)
 
 
 def setup_distributed(
@@ -56,6 +61,8 @@ def setup_distributed(
     select_device(config)
     if config.world_size > 1 and not dist.is_initialized():
         os.environ.update(config.to_env_dict())
+        if needs_hosts(config) and binds_loopback():
+            use_reachable_network(config, timeout=timeout)
         dist.init_process_group(
             config.backend,
             rank=config.rank,
