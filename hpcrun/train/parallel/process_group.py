@@ -28,6 +28,11 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.parallel.ended_ranks import leave_ranks
+from hpcrun.train.parallel.hosts import (
+    binds_loopback,
+    needs_hosts,
+    use_reachable_network,
+)
 
 
 def setup_distributed(
@@ -57,6 +62,8 @@ def setup_distributed(
     select_device(config)
     if config.world_size > 1 and not dist.is_initialized():
         os.environ.update(config.to_env_dict())
+        if needs_hosts(config) and binds_loopback():
+            use_reachable_network(config, timeout=timeout)
         dist.init_process_group(
             config.backend,
             rank=config.rank,
