@@ -108,7 +108,8 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
     if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
         raise ClusterError(
             "RANK and WORLD_SIZE are set but LOCAL_RANK is not: start with torchrun or srun, "
-            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too, or unset them for a single rank"
+            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too (one rank per machine: 0 and 1), or unset them "
+            "for a single rank"
         )
     return Placement("single", job_id=job_id(environ), restart_count=_restarts(environ))
 

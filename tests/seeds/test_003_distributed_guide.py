@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer
-from hpcrun.ranks.distributed import ExistingGroup, place_in_group
+from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
 from tests.on_ranks import agreed, gathered, ranks
 from tests.ports import free_port
 from tests.seeds.playing import PROGRAMS, output, start
@@ -71,8 +71,11 @@ def test_python_starts_the_ranks_of_each_machine(tmp_path):
 
 
 def test_more_ranks_than_gpus_are_on_several_machines():
-    given = {"MASTER_ADDR": "192.168.1.10", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "4"}
-    place = place_in_group(ExistingGroup(6, 8, nccl=True), given, gpus=4)
+    given = {
+        **{"MASTER_ADDR": "192.168.1.10", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "4"},
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+    }
+    place = place_in_group(ExistingGroup(6, 8, nccl=True), given)
     assert (place.local_rank, place.local_world_size) == (2, 4)
     assert (place.node_rank, place.num_nodes) == (1, 2)
 

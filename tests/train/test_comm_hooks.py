@@ -104,7 +104,7 @@ def test_errors_of_powersgd_follow_the_loss_scale(rank):
             x = torch.randn(
                 8, 6, generator=torch.Generator().manual_seed(2 * number + rank)
             ).double()
-            made.training_step([x], squares)
+            made.training_step(x, squares)
         assert not state.error_dict[0].equal(torch.zeros_like(state.error_dict[0]))
         assert made.scaler.get_scale() == (1024.0 * 8 if interval == 2 else 1024.0)
         ends.append(digest(made.module.parameters()))

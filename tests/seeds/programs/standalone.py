@@ -3,7 +3,6 @@
 `python standalone.py` reads `parallel.yaml` in the current folder.
 """
 
-import os
 from pathlib import Path
 
 import torch
@@ -64,9 +63,8 @@ class Trainer:
         print(f"rank {self.place.rank} ended after {self.epoch} epochs", flush=True)
 
 
-def train(rank, world_size):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    place = hpcrun.DistributedConfig.from_file("parallel.yaml")
+def train(rank):
+    place = hpcrun.DistributedConfig.from_file("parallel.yaml", rank=rank)
     inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
     held = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
     validation = (held, held.sum(1)) if rank == 0 else None
@@ -76,4 +74,4 @@ def train(rank, world_size):
 
 if __name__ == "__main__":
     world_size = yaml.safe_load(Path("parallel.yaml").read_text())["parallel"]["world_size"]
-    mp.spawn(train, args=(world_size,), nprocs=world_size)
+    mp.spawn(train, nprocs=world_size)
