@@ -16,6 +16,8 @@ from hpcrun.ranks.addresses import FIRST_PORT, ephemeral_range, wanted_ports
 _READY, _GRACE = 30.0, 10.0
 _OF_RANK_0, _MOST_TARGETS = 6, 3
 _OF_TORCHRUN = 29500
+# Nodes that connect at the same time: more would fill the backlog of the target.
+_AT_ONCE = 128
 
 
 def tried_ports(environ: Mapping[str, str], key: str) -> list[int]:
@@ -45,11 +47,13 @@ def check_ports(nodes: Nodes, ports: Sequence[int]) -> list[PortCheck]:
         held = nodes.ask("hold", _READY, [target], ports=ports).get(target)
         if not held:
             continue
-        others = {name for name in nodes.live if name != target}
-        seconds = TRIES * TRY + _GRACE
-        found = nodes.ask("reach", seconds, others, lose=False, target=target, ports=held)
+        others = [name for name in nodes.live if name != target]
+        seen = []
+        for first in range(0, len(others), _AT_ONCE):
+            some, seconds = others[first : first + _AT_ONCE], TRIES * TRY + _GRACE
+            found = nodes.ask("reach", seconds, some, lose=False, target=target, ports=held)
+            seen += [PortCheck(name, target, tuple(held), **one) for name, one in found.items()]
         nodes.ask("release", _READY, [target])
-        seen = [PortCheck(name, target, tuple(held), **one) for name, one in found.items()]
         checks += seen
         if not _most_fail(seen):
             break

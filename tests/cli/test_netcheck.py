@@ -56,6 +56,7 @@ def test_the_all_reduce_is_a_line_of_the_report(tmp_path: Path) -> None:
         (["--seconds", "0"], "--seconds 0"),
         (["--streams", "0"], "--streams 0"),
         (["--all-reduce", "-1"], "--all-reduce -1"),
+        (["--rdma", "-1"], "--rdma -1"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:

@@ -29,6 +29,10 @@ MESSAGES = [
     ),
     ("Mismatch in world size", "world-size", "WORLD_SIZE"),
     ("RuntimeError: World size mismatch: expected 8, got 4", "world-size", "WORLD_SIZE"),
+    ("RuntimeError: world size 8 of rank 1 does not match rank 0 (4)", "world-size", "WORLD_SIZE"),
+    ("RuntimeError: expected 8 ranks, but 4 joined", "world-size", "nodes"),
+    ("AssertionError: only 4 ranks joined, 8 ranks expected", "world-size", "nodes"),
+    ("RuntimeError: Timed out waiting for clients", "ranks-missing", "WORLD_SIZE"),
     ("ValueError: number of ranks 4 does not match world size 8", "world-size", "WORLD_SIZE"),
     (
         "RuntimeError: Mesh should not be bigger than default world size 2, but found 4 ranks!",
