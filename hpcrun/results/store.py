@@ -114,7 +114,8 @@ class ResultsFile:
 
     def keys(self) -> list[str]:
         """Return the keys of all runs, in the order of the table ``runs``."""
-        return [key.decode() for key in self._table("runs", {"run"})["run"].tolist()]
+        runs = self._table("runs", {"run"})
+        return [] if runs is None else list(map(bytes.decode, runs["run"].tolist()))
 
     def metrics(self, key: str) -> NDArray[Any] | None:
         """Return a run's metrics, or None if the run has none."""
@@ -130,7 +131,7 @@ class ResultsFile:
         """
         return self._table(f"run/{key}/{name}", wanted)
 
-    def _table(self, path: str, wanted: Collection[str] | None = None) -> Any:
+    def _table(self, path: str, wanted: Collection[str] | None = None) -> NDArray[Any] | None:
         if self.layout == VERSION:
             return self._reader.table(self.file.id, path, wanted)
         try:
@@ -257,7 +258,7 @@ class Draft:
                 if data.described or records.dtype not in self._known:
                     self._known.add(records.dtype)
                     self._describe(name, records.dtype.names or (), data)
-                size += self._table(group, name, records) + _HEAD * len(records.dtype)
+                size += self._table(group, name, records) + _HEAD * len(records.dtype.names or ())
         for name, raw in data.documents.items():
             size += self._writer.document(group, name, raw) + _HEAD
         self._configs.add(key, data.documents)

@@ -5,7 +5,7 @@ The module ``store`` adds the commit protocol, which most readers do not need.
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -123,13 +123,20 @@ class CommittedSteps:
         for record in self.manifest(step).files:
             self.check_file(step, record)
 
-    def check_file(self, step: int, record: FileRecord) -> None:
-        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint."""
+    def check_file(
+        self, step: int, record: FileRecord, read: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint.
+
+        Args:
+            read: called with the bytes of each block.
+        """
         path = self.path(step) / record.name
         content, size = xxhash.xxh3_128(), 0
         for block in self._content(step, record.name, record.size + 1):
             content.update(block)
             size += len(block)
+            read(len(block))
         if size != record.size:
             text = f"{path}: does not have the {record.size} bytes that were written"
             raise DamagedCheckpoint(text, file=record.name)

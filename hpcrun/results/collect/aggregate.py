@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hpcrun.drafts import replacing
 from hpcrun.errors import ResultsError
+from hpcrun.printing import Progress
 from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
 from hpcrun.results.store import TABLES, Draft, ResultsFile, dictionary, table
 from hpcrun.run.lock_file import LockFile
@@ -34,7 +35,6 @@ _BATCH = 4
 _MOST_PROCESSES = 4
 _MOST_ERRORS = 20
 
-Progress = Callable[[int, int], None]
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
