@@ -144,18 +144,18 @@ class ExactLoader:
     def replica(self) -> tuple[int, int] | None:
         """The number of replicas and the rank of a ``DistributedSampler``; None without one."""
         for part in _parts(self.loader):
-            found = getattr(part, "num_replicas", None), getattr(part, "rank", None)
-            if all(isinstance(one, int) for one in found):
-                return found
+            count, rank = getattr(part, "num_replicas", None), getattr(part, "rank", None)
+            if isinstance(count, int) and isinstance(rank, int):
+                return count, rank
         return None
 
     @property
     def whole(self) -> int:
         """Number of samples of the dataset if a pass reads each of them in random order, else 0."""
-        sampler = self.loader.sampler
+        sampler: Any = self.loader.sampler
         if type(sampler) is not RandomSampler or sampler.replacement:
             return 0
-        size = len(self.loader.dataset)
+        size = len(sampler.data_source)
         return size if len(sampler) == size else 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -291,7 +291,8 @@ class ExactLoader:
         if type(self.loader.sampler) in (RandomSampler, SequentialSampler) and (
             type(self._sampler) in (RandomSampler, SequentialSampler, BatchSampler)
         ):
-            last = len(self.loader.dataset) - 1
+            dataset: Any = self.loader.dataset
+            last = len(dataset) - 1
             return sorted({0, last // 2, last})
         return first[:_PROBED]
 

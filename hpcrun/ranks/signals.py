@@ -84,6 +84,10 @@ class StopFlag:
         """The highest-ranking signal so far, or NONE."""
         return self._reason
 
+    def keep(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        """Let :meth:`hand_over` call ``handler`` for the signal ``number``, as if it had been replaced."""
+        self._replaced[number] = handler
+
     @property
     def replaced(self) -> tuple[int, ...]:
         """The signals that had a handler of the program before :meth:`install`, such as submitit's."""
@@ -95,14 +99,14 @@ class StopFlag:
         submitit's handler of SIGUSR2 requeues the job and ends the process. Call it in the main thread.
 
         Args:
-            reason: the reason that the ranks have agreed on. It counts if this rank has received no signal
-                with such a handler: Slurm's signal may have reached another rank only.
+            reason: the reason that the ranks have agreed on. It counts if this rank has received no signal:
+                that of Slurm may have reached another rank only.
 
         Raises:
             SystemExit, Exception: whatever a handler raises.
         """
         due = [number for number in self._received if number in self._replaced]
-        if not due:
+        if not self._received:
             # SIGUSR2 before SIGUSR1: it is submitit's, and hpcrun's own warning.
             due = [number for number in self._replaced if _REASONS[number] is reason][-1:]
         for number in due:

@@ -60,6 +60,14 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert not re.fullmatch(typed["pattern"], "a100")
 
 
+def test_launcher_none_is_one_task_per_node() -> None:
+    job = resolve([override_layer(["job.launcher=none", "job.gpus=4", "command=[a]"])]).job
+    assert (job.launcher, job.tasks_on_node, job.gpus) == (None, 1, 4)
+    assert resolve([override_layer(["job.launcher=none", "job.tasks_per_node=1", "command=[a]"])])
+    with pytest.raises(ConfigError, match="none means one task per node; remove"):
+        resolve([override_layer(["job.launcher=none", "job.tasks_per_node=4", "command=[a]"])])
+
+
 @pytest.mark.parametrize(
     ("gpus", "count", "kind"),
     [

@@ -83,6 +83,14 @@ def test_only_the_handlers_of_the_program_are_called():
     assert flag.replaced == ()
     STOP.install()
     assert STOP.replaced == (signal.SIGTERM, signal.SIGUSR2)
+    # Only SIGUSR2 has a handler; a signal without one calls none.
+    other = StopFlag()
+    other.keep(signal.SIGUSR2, note)
+    other.install()
+    signal.raise_signal(signal.SIGUSR1)
+    other.hand_over(StopReason.WARNING)
+    assert called == []
+    STOP.install()
     # No signal yet: the reason of another rank decides.
     STOP.hand_over(StopReason.WARNING)
     signal.raise_signal(signal.SIGTERM)

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
         ("print(\n", None),
     ],
 )
-def test_the_source_of_a_script_shows_if_copies_can_divide_work(
+def test_the_source_shows_if_copies_can_divide_work(
     folder: Path, text: str, knows: bool | None
 ) -> None:
     (folder / "other").mkdir()
@@ -74,7 +74,7 @@ def test_other_programs_are_not_judged(folder: Path) -> None:
     assert knows_ranks(["python", "missing.py"], folder) is None
 
 
-def test_copies_get_one_line_in_the_first_seconds_or_at_the_end(
+def test_copies_get_one_line_soon_or_at_the_end(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "train.py").write_text(TRAINS)
