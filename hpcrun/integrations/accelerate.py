@@ -1,16 +1,20 @@
 """Exact resume for training loops with Accelerate: ``state = exact_resume(accelerator)``."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import synchronize_rng_states
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
+from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
 from hpcrun.integrations.loader import ExactLoader, next_pass
 from hpcrun.integrations.session import (
@@ -41,7 +45,7 @@ class ExactState:
             name: (loader, exact_shard(loader, name))
             for name, loader in zip(names, accelerator._dataloaders, strict=True)
         }
-        models = accelerator._models
+        models = wrapped(accelerator._models)
         self._buckets = [BucketOrder(model) for model in models]
         self._hooks = [
             HookStates([model], buckets=BucketOrder(model, for_hooks=True)) for model in models
@@ -208,6 +212,18 @@ def exact_resume(
     """
     continue_wandb_run()
     return ExactState(accelerator, folder, every, keep)
+
+
+def wrapped(models: list[nn.Module]) -> list[nn.Module]:
+    """Return each model in its DDP wrapper, if it has one.
+
+    Accelerate keeps the models without their wrappers, and a model has no reference to its wrapper.
+    """
+    found = {}
+    for one in gc.get_objects():
+        if type(one) is DistributedDataParallel:
+            found[id(one.module)] = found[id(bare(one))] = one
+    return [found.get(id(model), model) for model in models]
 
 
 def exact_shard(loader: Any, name: str) -> ExactBase:

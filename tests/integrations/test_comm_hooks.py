@@ -238,7 +238,7 @@ def test_a_resume_with_another_hook_is_refused(tmp_path, phase, capfd):
             optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
         )
         assert saver.restore() == 5
-        (note,) = [note for note in saver.notes if "powerSGD_hook begins anew" in note]
+        (note,) = [note for note in saver.notes if "powerSGD_hook starts without its state" in note]
         assert "this number of ranks" in note
         return
     for other, part in (

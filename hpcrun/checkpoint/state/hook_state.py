@@ -143,7 +143,7 @@ class HookStates:
             if not lost:
                 return None
             return (
-                f"the state of the communication hook {lost} begins anew: the checkpoint has none for this "
+                f"the communication hook {lost} starts without its state: the checkpoint has none for this "
                 "hook and this number of ranks"
             )
         before = [one["name"] for one in saved["hooks"]]
@@ -194,7 +194,7 @@ def hooks_of(models: Iterable[nn.Module]) -> list[Hook]:
         if not isinstance(ddp, DistributedDataParallel):
             continue
         device = next((p.device for p in ddp.parameters()), torch.device("cpu"))
-        for function, state in ddp._comm_hooks:
+        for function, state in getattr(ddp, "_comm_hooks", ()):
             objects = ObjectStates(known, device)
             found.append(Hook(name_of(function), function, state, objects, ddp.static_graph))
     return found
@@ -204,10 +204,12 @@ def hooks_of(models: Iterable[nn.Module]) -> list[Hook]:
 def kept_hooks(model: nn.Module) -> Iterator[None]:
     """Restore the state of all hooks after a backward pass in the block that does not count.
 
-    Raises:
-        CheckpointError: the state of a hook cannot be saved.
+    A state that cannot be saved is not restored: only a checkpoint refuses it.
     """
-    before = [(hook, hook.take()) for hook in hooks_of([model])]
+    before = []
+    for hook in hooks_of([model]):
+        with contextlib.suppress(CheckpointError):
+            before.append((hook, hook.take()))
     yield
     for hook, state in before:
         if state is not None:
