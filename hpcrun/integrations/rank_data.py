@@ -44,6 +44,9 @@ class RankData:
         ranks: all ranks.
         loaders: the loaders of the training by name.
         same_samples: ranks may read the same samples.
+
+    Attributes:
+        due: this is the first step of the start, which compares in any case.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class RankData:
         self._limits: dict[str, int | None] = {}
         self._begun: set[str] = set()  # not compared
         self._ahead: dict[str, bool] = {}  # False: the pass has ended
-        self._due = True  # the first step compares, for a pass that ends before the second
+        self.due = self.active  # for a pass that ends before the second step
         for exact in loaders.values():
             exact.probes = self.active and not same_samples and not _is_distributed(exact, ranks)
 
@@ -105,20 +108,22 @@ class RankData:
                 f"more, so they would wait for rank {rank}; {_even(batches)}"
             )
 
-    def step(self, used: Mapping[str, int], notes: Sequence[int], most: int | None) -> None:
-        """Compare the passes that have begun, if a rank has begun one. Collective.
+    @staticmethod
+    def has_begun(notes: Sequence[int]) -> bool:
+        """Return True if a rank has begun a pass, from the largest :meth:`notes` of the step before."""
+        return bool(notes and notes[0])
+
+    def step(self, used: Mapping[str, int], most: int | None) -> None:
+        """Compare the passes that the ranks have begun. Collective.
 
         Args:
             used: as for :meth:`notes`, in this step.
-            notes: the largest :meth:`notes` of the ranks in the step before.
             most: number of steps until the training ends, with this step; None: unlimited.
 
         Raises:
             UserError: the ranks read the same samples, or unequal numbers of batches. Raised on all ranks.
         """
-        if not self._due and not (notes and notes[0]):
-            return
-        self._due = False
+        self.due = False
         mine = [self._pass(name) for name in used if name in self._begun]
         self._begun.difference_update(used)
         passes: list[list[Pass]] = self._ranks.gather(mine)

@@ -181,24 +181,31 @@ class Resumable:
         self._places = self._scheduled()
         self.steps += 1
         self.kept = keep
-        notes, used = self._looked_ahead()
+        left = None if self._most is None else self._most - self.steps + 1
+        used = self._used()
+        if self._data.due:
+            # Before the step is reported: a job that is refused in its first step does not start again.
+            self._data.step(used, left)
+        notes = self._looked_ahead(used)
         if reason := self._session.step(self.steps, notes):
             self._session.leave(self.steps, reason)
-        if notes:
-            left = None if self._most is None else self._most - self.steps + 1
-            self._data.step(used, self._session.notes(), left)
+        if self._data.has_begun(self._session.notes()):
+            self._data.step(used, left)
 
-    def _looked_ahead(self) -> tuple[list[int], dict[str, int]]:
-        """Return the notes for the other ranks, and the numbers of batches of the passes in progress."""
-        if not self._data.active:
-            return [], {}
+    def _used(self) -> dict[str, int]:
+        """Return the numbers of batches of the passes in progress."""
         used = {name: self.position(one.loader) for name, one in self._loaders.items()}
-        used = {name: count for name, count in used.items() if name in self._left}
+        return {name: count for name, count in used.items() if name in self._left}
+
+    def _looked_ahead(self, used: dict[str, int]) -> list[int]:
+        """Return the notes of this rank for the other ranks; none on a single rank."""
+        if not self._data.active:
+            return []
         for name in used:
             if self._data.uncounted(name) and not self._is_over():
                 # A batch ahead, so that no rank begins a step that another rank does not make.
                 self._data.note_ahead(name, self._passes[name].has_more())
-        return self._data.notes(used, over=self._is_over()), used
+        return self._data.notes(used, over=self._is_over())
 
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; then :meth:`finish`.
