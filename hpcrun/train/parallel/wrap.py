@@ -85,7 +85,7 @@ def wrap_model_fsdp(model: nn.Module, auto_wrap_policy: Policy | None = None) ->
                 value.data = value.data.to(device)
                 copy_from_rank_zero(value.data)
         fully_shard(part, mesh=mesh)
-    model.register_load_state_dict_pre_hook(_refuse_other_shards)
+    model.register_load_state_dict_pre_hook(_refuse_other_shards)  # type: ignore[no-untyped-call]
     return model
 
 
