@@ -63,6 +63,15 @@ def test_the_plain_loop_of_the_page_resumes(tmp_path):
     assert first.splitlines()[-1] == second.splitlines()[-1]
 
 
+def test_the_loop_with_a_data_loader_of_the_page_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(code_blocks(PAGE.read_text(), "python")[2], {"__name__": "page"})
+    lines = capsys.readouterr().out.splitlines()
+    last = re.fullmatch(r"epoch 19, step 160: loss (\S+), mean over the ranks (\S+)", lines[-1])
+    assert float(last[1]) == float(last[2]) < 0.01
+    assert torch.load("model.pth", weights_only=True)["step"] == 160
+
+
 def disturbed(script, world_size):
     """Run the script in parts; return the exit codes and rank 0's first and last line of each.
 

@@ -101,6 +101,7 @@ def trainer(way: str, case: Case) -> DistributedAMPTrainer:
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
         ema=0.99 if case.ema else None,
     )
+    made.names_ended_ranks = False  # The other ranks of a fake group never end.
     made.wrap_model()
     return made
 
