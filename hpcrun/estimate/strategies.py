@@ -71,7 +71,7 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
     """Make trainers in the block use the strategies of this module, and FSDP use ``mesh``."""
 
     def strategy(
-        _parallel: str, distributed: DistributedConfig, amp: Any, options: Any
+        _parallel: str, distributed: DistributedConfig, amp: Any, options: Any, *_: Any
     ) -> Strategy:
         if parallel == "fsdp" and distributed.world_size > 1:
             return FSDPStrategy(distributed, options, amp.dtype)
