@@ -5,14 +5,20 @@ the clipboard, line breaks that forge a line, marks that reverse a text. Here, a
 This base module may be imported by every package.
 """
 
+import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from tqdm import tqdm
+
+Progress = Callable[[int, int], None]
+"""Function that gets what is done, and the total."""
 
 # Controls (C0, DEL, C1), line and paragraph separators, characters that reverse or hide text, surrogates.
 # The joiners U+200C and U+200D are allowed: words of Persian and families of emoji need them.
@@ -105,3 +111,84 @@ def full_screen() -> Iterator[Screen]:
 
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         yield Screen(live)
+
+
+# The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
+_ECHO = 3
+
+
+def draws_bars() -> bool:
+    """Return True if standard error is a terminal that can move its cursor."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def bar_columns() -> int | None:
+    """Return the columns of a bar on standard error; None if the terminal does not give its width."""
+    try:
+        return max(os.get_terminal_size(sys.stderr.fileno()).columns - _ECHO, 20)
+    except OSError:
+        return None
+
+
+class ProgressBar:
+    """A bar that :func:`progress_bar` opens. Any thread may move it."""
+
+    def __init__(self, bar: "tqdm[Any] | None") -> None:
+        self._bar, self._lock = bar, threading.Lock()
+
+    @property
+    def drawn(self) -> bool:
+        """True on a terminal."""
+        return self._bar is not None
+
+    def move(self, done: int, total: int | None = None) -> None:
+        """Show that ``done`` of ``total`` are done; None: the total is unknown."""
+        if self._bar is not None:
+            with self._lock:
+                self._bar.total, self._bar.ncols = total, bar_columns()
+                self._bar.update(done - self._bar.n)
+
+    def describe(self, text: str) -> None:
+        """Show ``text`` in front of the bar."""
+        if self._bar is not None:
+            with self._lock:
+                self._bar.set_description(escaped(text))
+
+    def say(self, *lines: str, stream: TextIO | None = None) -> None:
+        """Print like :func:`say`, above the bar."""
+        if self._bar is None:
+            say(*lines, stream=stream)
+            return
+        with self._lock, self._bar.external_write_mode(file=stream or sys.stdout):
+            say(*lines, stream=stream)
+
+
+@contextmanager
+def progress_bar(unit: str, *, text: str = "", delay: float = 0.0) -> Iterator[ProgressBar]:
+    """Show a bar on standard error during the block; nothing if that is no terminal.
+
+    The bar disappears at the end of the block, also after Ctrl-C.
+
+    Args:
+        unit: name of one step; ``B`` shows bytes in decimal units.
+        text: text in front of the bar.
+        delay: seconds before the bar appears, for work that is quick most of the time.
+    """
+    if not draws_bars():
+        yield ProgressBar(None)
+        return
+    # This import takes a tenth of the time of a command that has nothing to do.
+    from tqdm import tqdm
+
+    with tqdm(
+        desc=escaped(text) or None,
+        unit=unit,
+        unit_scale=unit == "B",
+        file=sys.stderr,
+        ncols=bar_columns(),
+        leave=False,
+        delay=delay,
+        # Otherwise tqdm skips calls after a quick one, and the bar does not move.
+        miniters=0,
+    ) as bar:
+        yield ProgressBar(bar)

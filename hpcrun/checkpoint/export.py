@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from hpcrun.checkpoint.export_progress import ExportProgress
 from hpcrun.checkpoint.sharded.copies import in_groups
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
@@ -20,6 +21,7 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.drafts import draft_folder, sync
 from hpcrun.errors import one_line
+from hpcrun.printing import Progress
 
 SUFFIXES = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt"}
 """The format of each suffix of a file."""
@@ -54,6 +56,7 @@ def export_model(
     kind: str | None = None,
     averaged: bool = False,
     beside: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
@@ -65,6 +68,7 @@ def export_model(
             folder of shards) or ``pt``; None: that of the suffix.
         averaged: replace the weights by their averages (``train.ema``).
         beside: text files to add to a folder of safetensors, by name.
+        progress: called in a thread with the bytes that were read and written, and their total.
 
     Returns:
         ``tensors``, their number, and ``bytes``, the size of the file or of the files.
@@ -88,8 +92,10 @@ def export_model(
     # A folder: safetensors makes another temporary file next to the file.
     with explained("be written", target), draft_folder(target) as folder:
         draft = folder / target.name
+        counted = ExportProgress()
         try:
-            _write(model, draft, kind, step, as_folder=as_folder)
+            with counted.reported(progress, folder, sum(_sizes(model).values())):
+                _write(model, draft, kind, step, counted.read, as_folder=as_folder)
             if as_folder and kind == "safetensors":
                 for name, text in (beside or {}).items():
                     (draft / name).write_text(text, encoding="utf-8")
@@ -124,20 +130,22 @@ def _format_of(target: Path, kind: str | None) -> tuple[str, bool]:
     return kind, of_suffix is None
 
 
-def _write(model: StoredModel, draft: Path, kind: str, step: int, *, as_folder: bool) -> None:
+def _write(
+    model: StoredModel, draft: Path, kind: str, step: int, read: Progress, *, as_folder: bool
+) -> None:
     about = {"format": "pt", "step": str(step)}
     if as_folder:
         draft.mkdir()
         if kind == "dcp":
-            write_dcp(model.state(), draft)
+            write_dcp(model.state(read), draft)
         else:
-            write_shards(model, draft, about)
+            write_shards(model, draft, about, read=read)
     elif kind == "pt":
-        torch.save(model.state(), draft)
+        torch.save(model.state(read), draft)
     else:
         from safetensors.torch import save_file
 
-        save_file(model.tensors(model.entries), draft, metadata=about)
+        save_file(model.tensors(model.entries, read), draft, metadata=about)
 
 
 def _require_safetensors(target: Path) -> None:
@@ -166,30 +174,42 @@ SHARD = 5_000_000_000
 
 
 def write_shards(
-    model: StoredModel, folder: Path, metadata: Mapping[str, str], limit: int = SHARD
+    model: StoredModel,
+    folder: Path,
+    metadata: Mapping[str, str],
+    limit: int = SHARD,
+    read: Progress = lambda *_: None,
 ) -> None:
     """Write files of at most ``limit`` bytes of tensors, with the names and the index of Hugging Face.
 
     A tensor is never divided. A single shard is ``model.safetensors``, without an index.
+
+    Args:
+        read: called for each shard with the bytes that were read, and its bytes.
     """
     from safetensors.torch import save_file
 
-    sizes = {
-        name: sum(piece.place.length for piece in entry.pieces)
-        for name, entry in model.entries.items()
-    }
+    sizes = _sizes(model)
     shards = [*in_groups(sizes, limit)]
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
-        save_file(model.tensors(names), folder / file, metadata=dict(metadata))
+        save_file(model.tensors(names, read), folder / file, metadata=dict(metadata))
         sync(folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
         (folder / INDEX_OF_SHARDS).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         sync(folder / INDEX_OF_SHARDS)
+
+
+def _sizes(model: StoredModel) -> dict[str, int]:
+    """Return the bytes of each tensor."""
+    return {
+        name: sum(piece.place.length for piece in entry.pieces)
+        for name, entry in model.entries.items()
+    }
 
 
 def write_dcp(state: dict[str, Any], folder: Path) -> None:

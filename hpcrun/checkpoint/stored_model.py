@@ -11,6 +11,7 @@ from hpcrun.checkpoint.state.tree import join, name_of
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.printing import Progress
 
 _MODEL, _AVERAGES = "model/", "ema/"
 
@@ -55,20 +56,28 @@ class StoredModel:
         self.others: dict[str, Any] = join(rest, self._loaded(inside)) if rest else {}
         self._order = list(found)
 
-    def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Return the whole tensors ``names`` on the CPU."""
+    def tensors(
+        self, names: Iterable[str], progress: Progress = lambda *_: None
+    ) -> dict[str, torch.Tensor]:
+        """Return the whole tensors ``names`` on the CPU.
+
+        Args:
+            progress: called with the bytes that were read, and the bytes of the tensors.
+        """
         wanted = {name: self._stored[name] for name in names}
-        loaded = self._loaded(wanted.values())
+        loaded = self._loaded(wanted.values(), progress)
         return {name: loaded[stored] for name, stored in wanted.items()}
 
-    def state(self) -> dict[str, Any]:
-        """Return the complete state dict, with whole tensors on the CPU."""
-        found = {**self.tensors(self.entries), **self.others}
+    def state(self, progress: Progress = lambda *_: None) -> dict[str, Any]:
+        """Return the complete state dict, with whole tensors on the CPU; ``progress``: as of `tensors`."""
+        found = {**self.tensors(self.entries, progress), **self.others}
         return {name: found[name] for name in self._order}
 
-    def _loaded(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    def _loaded(
+        self, names: Iterable[str], progress: Progress = lambda *_: None
+    ) -> dict[str, torch.Tensor]:
         into = {name: self._reader.empty(name) for name in names}
-        self._reader.load(into)
+        self._reader.load(into, progress)
         return into
 
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hpcrun.checkpoint.export import INDEX_OF_SHARDS, newest_readable
+from hpcrun.checkpoint.storage.disk import again_if_stale
 from hpcrun.checkpoint.storage.manifest import MANIFEST, committed_steps
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
@@ -76,7 +77,10 @@ def _indexed(index: Path) -> list[Path]:
     """Return the files that Hugging Face's index names; raises UserError if one is missing."""
     try:
         files = sorted(
-            {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+            {
+                str(name)
+                for name in json.loads(again_if_stale(index.read_bytes))["weight_map"].values()
+            }
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} cannot be read: {one_line(error)}; copy it again") from error
@@ -133,7 +137,7 @@ def _distributed(source: Path) -> WeightSource:
     """Return the tensors of a DCP folder, with any number of files and any sharding."""
     reader = _Reader(source)
     with _explained(source):
-        metadata = reader.read_metadata()
+        metadata = again_if_stale(reader.read_metadata)
         reader.set_up_storage_reader(metadata, is_coordinator=True)
         entries: dict[str, Any] = {
             name: entry
@@ -151,7 +155,7 @@ def _distributed(source: Path) -> WeightSource:
         with _explained(source):
             planner.set_up_planner(dict(into), metadata, is_coordinator=True)
             plan = planner.finish_plan(planner.create_local_plan())
-            reader.read_data(plan, planner).wait()
+            again_if_stale(lambda: reader.read_data(plan, planner).wait())
         return into
 
     shapes = {name: tuple(entry.size) for name, entry in entries.items()}

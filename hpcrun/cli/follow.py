@@ -1,7 +1,6 @@
 """Watch a run from the terminal: one bar for rank 0, and a line for each event."""
 
 import math
-import os
 import re
 import signal
 import sys
@@ -17,7 +16,7 @@ from hpcrun.api.places import handle
 from hpcrun.cli.output import plural, print_end
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.printing import escaped, logged, say
+from hpcrun.printing import bar_columns, draws_bars, escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import (
     Event,
@@ -193,8 +192,6 @@ class _Watcher:
         self._progress.update(step, when, facts_of(line))
 
 
-# The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
-_ECHO = 3
 _BAR = "{percentage:3.0f}%|{bar}| step {n_fmt}/{total_fmt}{postfix}"
 # The steps of a script are unknown.
 _COUNT = "step {n_fmt}{postfix}"
@@ -206,7 +203,7 @@ class ProgressDisplay:
     def __init__(self, total: int | None) -> None:
         """``total``: the steps of the run; None: unknown, as those of a script."""
         self._total, self._pace, self._lines = total, Pace(total), StepLines(total)
-        self._draws = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._draws = draws_bars()
         self._bar: tqdm[Any] | None = None
 
     def begin(self, step: int, when: float) -> None:
@@ -223,7 +220,7 @@ class ProgressDisplay:
             say(*([] if line is None else [line]))
             return
         bar = self._open(0) if self._bar is None else self._bar
-        bar.ncols = self._columns()
+        bar.ncols = bar_columns()
         if facts:
             bar.set_postfix_str(in_words(facts, self._pace.left(step, when)), False)
         bar.update(step - bar.n)
@@ -233,7 +230,7 @@ class ProgressDisplay:
         if self._bar is None:
             say(text)
             return
-        self._bar.ncols = self._columns()
+        self._bar.ncols = bar_columns()
         with tqdm.external_write_mode(file=sys.stdout):
             say(text)
 
@@ -251,16 +248,10 @@ class ProgressDisplay:
             initial=step,
             file=sys.stderr,
             smoothing=0.1,
-            ncols=self._columns(),
+            ncols=bar_columns(),
             bar_format=_COUNT if self._total is None else _BAR,
         )
         return self._bar
-
-    def _columns(self) -> int | None:
-        try:
-            return max(os.get_terminal_size(sys.stderr.fileno()).columns - _ECHO, 20)
-        except OSError:
-            return None
 
 
 class Tail:

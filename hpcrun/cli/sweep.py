@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from hpcrun.api.sweeps.study import plan_study, run_study
 from hpcrun.cli.arguments import request_of
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.errors import UserError
-from hpcrun.printing import say, say_aside
+from hpcrun.printing import progress_bar, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
@@ -56,8 +57,9 @@ def _run_search(arguments: argparse.Namespace, search: Search) -> int:
     plan, first = plan_study(request_of(arguments), search)
     if arguments.dry_run:
         return _show(first, arguments.json)
-    tell = say_aside if arguments.json else say
-    end = run_study(plan, lambda line: tell(f"hpcrun: {line}"))
+    lines = sys.stderr if arguments.json else None
+    with progress_bar("trial", text=plan.folder.name) as bar:
+        end = run_study(plan, lambda line: bar.say(f"hpcrun: {line}", stream=lines), bar.move)
     if arguments.json:
         print_json({"sweep": str(plan.folder), **end})
     return 0 if end["best"] is not None and not end["left"] else 1

@@ -3,8 +3,11 @@
 The switches do nothing on other devices, so that callers need no case for them.
 """
 
+import contextlib
 import ctypes
+import math
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -136,3 +139,48 @@ def _last_error() -> Callable[[], int] | None:
     # runtime that torch uses.
     library = ctypes.CDLL(torch._C.__file__)
     return getattr(library, "hipGetLastError" if torch.version.hip else "cudaGetLastError", None)
+
+
+class GpuUtilization:
+    """The utilization of a GPU in percent, sampled in a thread until :meth:`close`.
+
+    Args:
+        sample: returns the percent of the time with a kernel; any error ends the samples.
+        every: seconds between two samples; the driver's own period is at most one second.
+    """
+
+    def __init__(self, sample: Callable[[], float], every: float) -> None:
+        """Start the thread."""
+        self._sample, self._every = sample, every
+        self._samples: list[float] = []
+        self._last = math.nan
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="hpcrun-gpu-utilization", daemon=True).start()
+
+    def read(self) -> float:
+        """Return the mean percent of the samples since the last call, or the newest; NaN without a sample."""
+        found, self._samples = self._samples, []
+        if found:
+            self._last = found[-1]
+        return sum(found) / len(found) if found else self._last
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def _run(self) -> None:
+        # A GPU without NVML, and a slice of a GPU (MIG), have no utilization.
+        with contextlib.suppress(Exception):
+            while not self._over.wait(self._every):
+                self._samples.append(float(self._sample()))
+
+
+def gpu_utilization(device: torch.device, every: float = 2.0) -> GpuUtilization | None:
+    """Begin to sample a GPU's utilization, which needs nvidia-ml-py; None for other devices.
+
+    Args:
+        every: seconds between two samples.
+    """
+    if device.type != KIND:
+        return None
+    return GpuUtilization(lambda: torch.cuda.utilization(device), every)

@@ -155,7 +155,9 @@ def _rows(
     groups: dict[Any, list[tuple[str, NDArray[np.int64], NDArray[Any]]]] = {}
     total = 0
     for key in store.keys() if runs is None else runs:
-        records = store.part(key, name)
+        # The second to fourth columns show which rows a restart has computed again.
+        read = None if wanted is None else {*wanted, "step", "restart", "in_place"}
+        records = store.part(key, name, read)
         if records is None:
             if key not in store.file["run"]:
                 raise KeyError(key)

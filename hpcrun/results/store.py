@@ -1,7 +1,8 @@
 """results.h5: its tables, a reader, and a writer that replaces the whole file.
 
 The file begins with a user block, which HDF5 does not read: it has the SHA-256 of all other bytes. A reader
-checks it before HDF5 sees the file. For other programs, each dataset has a checksum of its own (Fletcher-32).
+checks it before HDF5 sees the file. For other programs, each column of numbers has a checksum of its own
+(Fletcher-32).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +20,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import h5py
 import numpy as np
 import yaml
-from h5py import h5d, h5g, h5o, h5p, h5s, h5t
+from h5py import h5d, h5g, h5o
 from numpy.typing import NDArray
 
 from hpcrun.errors import ResultsError
-from hpcrun.results.collect.columns import flat, structured
+from hpcrun.results.collect.columns import (
+    ParsedLines,
+    columns_of,
+    flat,
+    joined_lines,
+    structured,
+)
+from hpcrun.results.datasets import TableReader, TableWriter
 
 if TYPE_CHECKING:
     from hpcrun.results.collect.run_reader import RunData
@@ -32,18 +40,21 @@ Described = tuple[str, str, str]
 """Unit, meaning and source of a column."""
 
 FORMAT = "hpcrun results"
-VERSION = 3
+VERSION = 4
+_TABLES_OF_RECORDS = 3
+"""The layout before: each table is one dataset of records, and its texts have one width."""
 TABLES = ("runs", "summary", "files", "problems")
+DOCUMENTS = ("config", "identity", "result")
 _LONGEST = 2000
 # h5dump 1.10 and later read it.
 _LIBVER = ("v110", "v110")
 # The smallest user block of HDF5.
 _BLOCK = 512
 _READ = 1 << 20
-# HDF5 limits a chunk to 4 GiB.
-_MOST_IN_CHUNK = 1 << 28
-# A group, its links and the heads of its datasets.
-_OVERHEAD = 4000
+# Configs that are objects at a time.
+_BATCH = 1000
+# Bytes of a group with its links, and of the head of a dataset.
+_OVERHEAD, _HEAD = 4000, 400
 
 
 class ResultsFile:
@@ -58,7 +69,7 @@ class ResultsFile:
         self.path = path
         again = "move it away, and make it again with `hpcrun aggregate`"
         damaged = f"is damaged, or another program has changed it (its checksum is wrong); {again}"
-        self._types: dict[bytes, Any] = {}
+        self._reader = TableReader()
         try:
             with path.open("rb") as stream:
                 head = stream.read(_BLOCK)
@@ -73,8 +84,8 @@ class ResultsFile:
             what = f"is not an HDF5 file, or is damaged ({' '.join(str(error).split())})"
             raise ResultsError(f"{path}: {what}; move it away, or choose another name") from None
         wrong = None if intact else damaged
-        layout = self.file.attrs.get("layout_version", 0)
-        if layout != VERSION:
+        self.layout = layout = int(self.file.attrs.get("layout_version", 0))
+        if layout not in (_TABLES_OF_RECORDS, VERSION):
             wrong = (
                 f"has layout {layout}, and this version of hpcrun reads layout {VERSION}; {again}"
             )
@@ -91,31 +102,50 @@ class ResultsFile:
         self.file.close()
 
     def table(self, name: str) -> NDArray[Any]:
-        """Return a whole table; its texts are UTF-8 bytes."""
-        found: NDArray[Any] = self.file[name][:]
+        """Return a whole table; its texts are UTF-8 bytes.
+
+        Raises:
+            KeyError: the file has no such table.
+        """
+        found = self._table(name)
+        if found is None:
+            raise KeyError(name)
         return found
 
     def keys(self) -> list[str]:
         """Return the keys of all runs, in the order of the table ``runs``."""
-        return [key.decode() for key in self.table("runs")["run"].tolist()]
+        runs = self._table("runs", {"run"})
+        return [] if runs is None else list(map(bytes.decode, runs["run"].tolist()))
 
     def metrics(self, key: str) -> NDArray[Any] | None:
         """Return a run's metrics, or None if the run has none."""
         return self.part(key, "metrics")
 
-    def part(self, key: str, name: str) -> NDArray[Any] | None:
-        """Return a dataset of a run, or None if the run has none."""
-        # The low-level calls take a third of the time of h5py's own.
+    def part(
+        self, key: str, name: str, wanted: Collection[str] | None = None
+    ) -> NDArray[Any] | None:
+        """Return a table of a run, or None if the run has none.
+
+        Args:
+            wanted: columns; all by default.
+        """
+        return self._table(f"run/{key}/{name}", wanted)
+
+    def _table(self, path: str, wanted: Collection[str] | None = None) -> NDArray[Any] | None:
+        if self.layout == VERSION:
+            return self._reader.table(self.file.id, path, wanted)
         try:
-            dataset = h5d.open(self.file.id, f"run/{key}/{name}".encode())
+            return self._reader.dataset(h5d.open(self.file.id, path.encode()))
         except KeyError:
             return None
-        kind = dataset.get_type()
-        if (code := kind.encode()) not in self._types:
-            self._types[code] = dataset.dtype
-        found = np.empty(dataset.shape, self._types[code])
-        dataset.read(h5s.ALL, h5s.ALL, found, kind)
-        return found
+
+    def text(self, key: str, name: str) -> bytes | None:
+        """Return the JSON of a run's document, or None if the run has none."""
+        try:
+            found = self._reader.dataset(h5d.open(self.file.id, f"run/{key}/{name}".encode()))
+        except KeyError:
+            return None
+        return bytes(found.reshape(-1)[0])
 
     def document(self, key: str, name: str) -> dict[str, Any]:
         """Return a run's ``config``, ``identity`` or ``result``; empty if the run has none.
@@ -123,10 +153,10 @@ class ResultsFile:
         Raises:
             KeyError: the file has no such run.
         """
-        raw = self.part(key, name)
+        raw = self.text(key, name)
         if raw is None and key not in self.file["run"]:
             raise KeyError(key)
-        value = {} if raw is None else json.loads(raw[0])
+        value = {} if raw is None else json.loads(raw)
         return value if isinstance(value, dict) else {}
 
     def config(self, key: str) -> dict[str, Any]:
@@ -135,12 +165,7 @@ class ResultsFile:
         A run of a sweep of a command also has the values of the placeholders, and its command has the
         placeholders: the runs of the sweep have one command.
         """
-        values = flat(self.document(key, "config"))
-        swept = self.document(key, "identity").get("sweep") if values.get("command") else None
-        if not isinstance(swept, dict) or not isinstance(swept.get("values"), dict):
-            return values
-        own = {name: value for name, value in swept["values"].items() if name not in values}
-        return values | own | {"command": swept.get("command", values["command"])}
+        return _with_swept(self.document(key, "config"), self.document(key, "identity"))
 
     def columns(self) -> dict[tuple[str, str], Described]:
         """Return unit, meaning and source of each column of each table."""
@@ -154,6 +179,16 @@ class ResultsFile:
         return {column: unit for (_, column), (unit, *_) in self.columns().items() if unit}
 
 
+def _with_swept(config: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with dotted keys, and with the values of the placeholders of its command."""
+    values = flat(config)
+    swept = identity.get("sweep") if values.get("command") else None
+    if not isinstance(swept, dict) or not isinstance(swept.get("values"), dict):
+        return values
+    own = {name: value for name, value in swept["values"].items() if name not in values}
+    return values | own | {"command": swept.get("command", values["command"])}
+
+
 @cache
 def dictionary() -> dict[str, dict[str, list[str]]]:
     """Return type, unit, meaning and source of the columns that hpcrun writes into each table."""
@@ -162,13 +197,45 @@ def dictionary() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+class _Configs:
+    """Collects the configs of all runs as the table ``config``: a column for each dotted key."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+        self._parts: list[ParsedLines] = []
+
+    def add(self, key: str, documents: Mapping[str, bytes]) -> None:
+        """Add the config among the JSON documents of the run ``key``."""
+        found = [json.loads(documents.get(name, b"{}")) for name in ("config", "identity")]
+        config, identity = (one if isinstance(one, dict) else {} for one in found)
+        values = _with_swept(config, identity)
+        if "run" in values:
+            values["run.config"] = values.pop("run")
+        self._rows.append({"run": key, **values})
+        if len(self._rows) == _BATCH:
+            self._flush()
+
+    def table(self) -> NDArray[Any]:
+        """Return a row for each run, in the order of the table ``runs``."""
+        self._flush()
+        lines = joined_lines(self._parts)
+        records = structured(lines.columns or {"run": np.empty(0, "S1")}, lines.rows)
+        return records[np.argsort(records["run"], kind="stable")]
+
+    def _flush(self) -> None:
+        self._parts.append(columns_of(self._rows))
+        self._rows = []
+
+
 class Draft:
     """A new results.h5: runs, then :meth:`finish`."""
 
     def __init__(self, path: Path) -> None:
         """Open an empty file, or the file that the caller made."""
         self._path = path
-        self._types: dict[Any, Any] = {}
+        self._writer = TableWriter()
+        self._known: set[Any] = set()
+        self._configs = _Configs()
         self._columns: dict[tuple[str, str], Described] = {
             (name, column): (unit, meaning, source)
             for name in (*TABLES, "columns")
@@ -182,20 +249,19 @@ class Draft:
         """Write a run and return the bytes that it takes.
 
         Raises:
-            ValueError: HDF5 refuses a name.
             ResultsError: a column has another unit than in another run.
         """
         group = h5g.create(self._runs, key.encode())
         size = _OVERHEAD
         for name, records in (("metrics", data.metrics), ("events", data.events)):
             if records is not None:
-                if data.described or records.dtype not in self._types:
+                if data.described or records.dtype not in self._known:
+                    self._known.add(records.dtype)
                     self._describe(name, records.dtype.names or (), data)
-                self._write(group, name, records)
-                size += records.nbytes
+                size += self._table(group, name, records) + _HEAD * len(records.dtype.names or ())
         for name, raw in data.documents.items():
-            self._write(group, name, np.array([raw], f"S{-(-len(raw) // 64) * 64}"))
-            size += len(raw)
+            size += self._writer.document(group, name, raw) + _HEAD
+        self._configs.add(key, data.documents)
         return size
 
     def _describe(self, name: str, columns: Iterable[str], data: RunData) -> None:
@@ -216,21 +282,29 @@ class Draft:
                 )
             self._columns[name, column] = (unit or before[0], before[1], before[2])
 
-    def drop(self, key: str) -> None:
-        """Remove a run that was written in part."""
-        self._runs.unlink(key.encode())
-
     def copy(self, source: ResultsFile, keys: Iterable[str]) -> None:
-        """Copy runs from another file unchanged, with the dictionary of its columns."""
+        """Copy runs from another file, with the dictionary of its columns."""
         self._columns |= source.columns()
         for key in keys:
-            h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
+            texts_of = {name: source.text(key, name) for name in DOCUMENTS}
+            documents = {name: raw for name, raw in texts_of.items() if raw is not None}
+            self._configs.add(key, documents)
+            if source.layout == VERSION:
+                h5o.copy(source.file["run"].id, key.encode(), self._runs, key.encode())
+                continue
+            group = h5g.create(self._runs, key.encode())
+            for name in ("metrics", "events"):
+                if (records := source.part(key, name)) is not None:
+                    self._table(group, name, records)
+            for name, raw in documents.items():
+                self._writer.document(group, name, raw)
 
     def finish(self, tables: Mapping[str, NDArray[Any]]) -> None:
         """Write the tables of all runs and the checksum; raises OSError."""
         columns = table("columns", [(*key, *found) for key, found in self._columns.items()])
-        for name, records in {**tables, "columns": columns}.items():
-            self._write(self._file.id, name, records)
+        written = {**tables, "columns": columns, "config": self._configs.table()}
+        for name, records in written.items():
+            self._table(self._file.id, name, records)
         self._file.attrs.update(
             {
                 "format": FORMAT,
@@ -255,19 +329,13 @@ class Draft:
         with contextlib.suppress(OSError, RuntimeError):
             self._file.close()
 
-    def _write(self, group: Any, name: str, records: NDArray[Any]) -> None:
-        """Write one dataset. The low-level calls take a quarter of the time of h5py's own."""
-        kind = self._types.get(records.dtype)
-        if kind is None:
-            kind = self._types[records.dtype] = h5t.py_create(_utf8(records.dtype), logical=True)
-        plist = h5p.create(h5p.DATASET_CREATE)
-        if records.size:
-            plist.set_fill_time(h5d.FILL_TIME_NEVER)
-            plist.set_chunk((min(records.size, max(1, _MOST_IN_CHUNK // records.itemsize)),))
-            plist.set_fletcher32()
-        dataset = h5d.create(group, name.encode(), kind, h5s.create_simple(records.shape), plist)
-        if records.size:
-            dataset.write(h5s.ALL, h5s.ALL, records, kind)
+    def _table(self, group: Any, name: str, records: NDArray[Any]) -> int:
+        units = {
+            column: self._columns[name, column][0]
+            for column in records.dtype.names or ()
+            if (name, column) in self._columns
+        }
+        return self._writer.table(group, name, records, units)
 
 
 def _user_block(stream: BinaryIO) -> bytes:
@@ -276,13 +344,6 @@ def _user_block(stream: BinaryIO) -> bytes:
     while part := stream.read(_READ):
         digest.update(part)
     return f"{FORMAT}, sha256 of all bytes after 512: {digest.hexdigest()}\n".encode().ljust(_BLOCK)
-
-
-def _utf8(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type with its texts marked as UTF-8."""
-    if kind.names is None:
-        return h5py.string_dtype("utf-8", kind.itemsize) if kind.kind == "S" else kind
-    return np.dtype([(name, _utf8(kind[name])) for name in kind.names])
 
 
 def package_version(package: str) -> str:

@@ -148,6 +148,40 @@ class Flipping(FileSystem):
         super().close(descriptor)
 
 
+class Stale(FileSystem):
+    """An NFS server that has lost its handles: the next ``left`` uses of an open file are refused.
+
+    Only files and folders with ``part`` in their paths are concerned. Each use of a folder counts too.
+    """
+
+    def __init__(self, part: str, left: int) -> None:
+        self._part, self.left = part, left
+        self._paths: dict[int, str] = {}
+
+    def open(self, path):
+        descriptor = super().open(path)
+        self._paths[descriptor] = str(path)
+        return descriptor
+
+    def names(self, path):
+        self._use(str(path))
+        return super().names(path)
+
+    def size(self, descriptor):
+        self._use(self._paths[descriptor])
+        return super().size(descriptor)
+
+    def read_into(self, descriptor, view, position):
+        self._use(self._paths[descriptor])
+        # Short reads, so that a handle is also lost in the middle of a file.
+        return super().read_into(descriptor, view[:30_000], position)
+
+    def _use(self, path: str) -> None:
+        if self.left and self._part in path:
+            self.left -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
 def content(step: int) -> dict[str, bytes]:
     """Return two files that differ from step to step; the second is longer than the write buffer."""
     seed = step.to_bytes(4, "little")

@@ -2,15 +2,27 @@
 
 import errno
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import xxhash
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from hpcrun.checkpoint.export import export_model
+from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
+from hpcrun.checkpoint.storage.manifest import newest_manifest
+from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.checkpoint.stored_model import StoredModel
+from hpcrun.checkpoint.weights import open_weights
+from hpcrun.errors import UserError
 
 from . import single_rank
-from .faults import Broken, Flipping
+from .faults import Broken, Flipping, Stale
 from .test_quarantine import flip, names
 
 
@@ -40,6 +52,67 @@ def test_a_refusal_to_read_is_a_failure_of_the_node(two: Path, part: str, code: 
     assert "another --name" not in str(failed.value)
     assert names(two) == ["step-000000001", "step-000000002"]
     single_rank.require_state(single_rank.restored(two), 2)
+
+
+@pytest.mark.parametrize(
+    "part", ["manifest.json", "index.json", "rank-00000.bin", "step-000000002", "checkpoints"]
+)
+def test_a_stale_handle_is_opened_again_once(two: Path, part: str) -> None:
+    readers: list[Callable[[FileSystem], object]] = [
+        lambda fs: single_rank.engine(two, "7-1", fs).restore(single_rank.nothing),
+        lambda fs: CheckpointStore(two, "7-1", fs=fs, patience=0).check(2),
+        lambda fs: StoredModel(CheckpointStore(two, "7-1", fs=fs, patience=0), 2).state()["w"],
+    ]
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    for read in readers:
+        read(fs := Stale(part, 1))
+        assert fs.left == 0
+        with pytest.raises(CheckpointError, match="ESTALE"):
+            read(Stale(part, 2))
+    found = single_rank.engine(two, "7-1", Stale(part, 1)).restore(single_rank.nothing)
+    single_rank.require_state(found, 2)
+    assert found is not None
+    assert found.notes == ()
+    assert names(two) == ["step-000000001", "step-000000002"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_a_stale_manifest_outside_of_a_restore_is_opened_again(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, left = os.preadv, iter([True])
+
+    def stale(*arguments: Any) -> int:
+        if next(left, False):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", stale)
+    newest = newest_manifest(two)
+    assert newest is not None
+    assert newest.step == 2
+    assert next(left, None) is None
+
+
+def test_stale_handles_of_weights_of_others_are_opened_again(
+    tmp_path: Path, two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dcp"
+    export_model(CheckpointStore(two, "7-1"), 2, folder, kind="dcp")
+    read, left = FileSystemReader.read_data, iter([True])
+
+    def stale(*arguments: Any) -> Any:
+        if next(left, False):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return read(*arguments)
+
+    monkeypatch.setattr(FileSystemReader, "read_data", stale)
+    weights = open_weights(folder)
+    assert torch.equal(weights.read(["w"])["w"], single_rank.state(2)["model"]["w"])
+    assert next(left, None) is None
+    left = iter([True, True])
+    with pytest.raises(UserError, match="Stale file handle"):
+        weights.read(["w"])
 
 
 def test_a_folder_that_cannot_be_listed_blames_the_node(two: Path) -> None:

@@ -33,27 +33,35 @@ def test_a_run_is_in_the_file_with_everything(tmp_path: Path, make_run: MakeRun)
     assert (summary.read, summary.rows, summary.problems) == (1, 4, [])
     with h5py.File(tmp_path / "results.h5") as file:
         group = file["run/größe-実験"]
-        metrics = group["metrics"][:]
-        assert metrics.dtype["step"] == np.int64
-        assert metrics["loss"].tolist()[:2] == [3.0, 2.0]
+        metrics = group["metrics"]
+        assert metrics.attrs["columns"].tolist() == ["step", "time", "restart", "loss"]
+        assert metrics["step"].dtype == np.int64
+        assert metrics["loss"][:2].tolist() == [3.0, 2.0]
         assert np.isnan(metrics["loss"][2])
-        assert json.loads(group["config"][0])["seed"] == 4
-        assert json.loads(group["identity"][0])["executor"] == "local"
-        assert json.loads(group["result"][0])["state"] == "finished"
-        events = group["events"][:]
-        assert events["event"].tolist() == [b"opened", b"ended"]
-        assert events["step"].tolist() == [-1, 40]
-        assert json.loads(events["fields"][1]) == {"extra": "é"}
-        described = {tuple(row)[:2]: tuple(row)[2:] for row in file["columns"][:].tolist()}
-        assert described[b"metrics", b"time"] == (b"s", b"Unix time", b"metrics.jsonl")
-        assert file.attrs["layout_version"] == 3
-        runs = file["runs"][:]
-        assert runs["run"][0].decode() == "größe-実験"
-        assert (runs["state"][0], runs["seed"][0], runs["step"][0]) == (b"finished", 4, 40)
-        row = file["summary"][:][0]
-        assert (row["metric"], row["rows"], row["nonfinite"]) == (b"loss", 4, 1)
-        assert (row["last"], row["last_step"]) == (2.5, 40)
-        assert (row["min"], row["min_step"], row["max"], row["max_step"]) == (2.0, 20, 3.0, 10)
+        assert json.loads(group["config"].asstr()[()])["seed"] == 4
+        assert json.loads(group["identity"].asstr()[()])["executor"] == "local"
+        assert json.loads(group["result"].asstr()[()])["state"] == "finished"
+        events = group["events"]
+        assert events["event"].asstr()[:].tolist() == ["opened", "ended"]
+        assert events["step"][:].tolist() == [-1, 40]
+        assert json.loads(events["fields"].asstr()[1]) == {"extra": "é"}
+        cells = [file["columns"][name].asstr()[:] for name in ("table", "column", "unit", "source")]
+        described = {row[:2]: row[2:] for row in zip(*cells, strict=True)}
+        assert described["metrics", "time"] == ("s", "metrics.jsonl")
+        assert file.attrs["layout_version"] == 4
+        runs = file["runs"]
+        assert runs["run"].asstr()[:].tolist() == ["größe-実験"]
+        assert (runs["state"].asstr()[0], runs["seed"][0], runs["step"][0]) == ("finished", 4, 40)
+        summary_of = {name: column[0] for name, column in file["summary"].items()}
+        assert summary_of["metric"] == b"loss"
+        assert [summary_of[name] for name in ("rows", "nonfinite", "last", "last_step")] == [
+            *(4, 1),
+            *(2.5, 40),
+        ]
+        assert [summary_of[name] for name in ("min", "min_step", "max", "max_step")] == [
+            *(2.0, 20),
+            *(3.0, 10),
+        ]
 
 
 def test_only_what_changed_is_read_again(tmp_path: Path, make_run: MakeRun) -> None:

@@ -59,6 +59,10 @@ def test_pandas_and_xarray_read_the_file(
     exec(plain, names)
     assert names["runs"]["run"].tolist() == ["b", "größe"]  # type: ignore[index]
     assert names["metrics"]["loss"].tolist() == [3.0]  # type: ignore[index]
+    assert names["states"].tolist() == ["finished", "finished"]  # type: ignore[attr-defined]
+    assert names["rates"].tolist() == [3e-4, 3e-4]  # type: ignore[attr-defined]
+    assert names["losses"].tolist() == [3.0]  # type: ignore[attr-defined]
+    assert names["unit"] == "s"
     (_, frames), (_, xarray) = blocks("Frames")
     exec(frames, {})
     exec(xarray.replace(', "step_time"', ', "time"'), names)

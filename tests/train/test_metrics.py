@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.devices import accelerator
+from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.run.directory import RunDirectory
@@ -20,7 +20,7 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.run.record import wandb_id
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
-from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
+from hpcrun.train.metrics.log import MetricsLog, StepMeasurements, utilization
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks
 from hpcrun.train.metrics.stopwatch import StepTimeMeans, Stopwatch
 from hpcrun.train.metrics.timing import FlopCounter, peak_here, peak_of, twin
@@ -342,3 +342,25 @@ def test_wandb_takes_the_lines_offline_and_skips_repeated_steps(
     (data,) = offline.glob("run-*.wandb")
     assert wandb_id(run) in data.name
     assert data.stat().st_size > 0
+
+
+def test_a_line_has_the_mean_utilization_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(log_every=1, steps=2)
+    training.step(1.0)
+    assert "gpu_utilization" not in training.lines[0]
+    use = SimpleNamespace(read=lambda: 61.26, close=lambda: None)
+    monkeypatch.setattr(vendor, "gpu_utilization", lambda _: use)
+    training = Training(log_every=1, steps=2)
+    training.step(1.0)
+    assert training.lines[0]["gpu_utilization"] == 61.3
+    assert "lowest_gpu_rank" not in training.lines[0]
+
+
+def test_the_rank_with_an_idle_gpu_is_named() -> None:
+    nan = math.nan
+    assert utilization([80.0, nan, 0.0, 90.04]) == {
+        "gpu_utilization": 56.7,
+        "lowest_gpu_utilization": 0.0,
+        "lowest_gpu_rank": 2,
+    }
+    assert utilization([nan, nan]) == {}

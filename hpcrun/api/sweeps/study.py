@@ -22,6 +22,7 @@ from hpcrun.api.sweeps.request import RowBlock, SweepRequest, row_of, text_of
 from hpcrun.api.sweeps.search import JOURNAL, Search, suggested
 from hpcrun.config import ConfigError, Layer, load_resolved, training_differences
 from hpcrun.errors import LaunchError, UserError
+from hpcrun.printing import Progress
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events, was_pruned
 from hpcrun.run.lock_file import LockFile
@@ -97,11 +98,14 @@ def plan_study(request: SubmitRequest, search: Search) -> tuple[StudyPlan, Sweep
     return plan, first
 
 
-def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
+def run_study(
+    plan: StudyPlan, report: Callable[[str], None], progress: Progress = lambda *_: None
+) -> dict[str, Any]:
     """Submit trials, and follow them until the study has all its trials.
 
     Args:
         report: gets a line for each change, and at the end a line for the best run.
+        progress: called at each look with the number of trials that have ended, and that of the study.
 
     Returns:
         ``counts`` of the trials by Optuna's states, ``best`` (the run; None without a complete trial) with
@@ -118,7 +122,7 @@ def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
     busy = f"{folder}: {{holder}} runs this search; watch it with `hpcrun status {folder.name}`"
     try:
         with LockFile(folder / "study.lock", busy):
-            return _Study(plan, report).run()
+            return _Study(plan, report, progress).run()
     except KeyboardInterrupt as interrupt:
         # A submission inside may say that nothing was submitted: true for its trial only.
         words = f"the jobs of {folder.name} continue, and the same command continues the search"
@@ -131,8 +135,9 @@ def run_study(plan: StudyPlan, report: Callable[[str], None]) -> dict[str, Any]:
 class _Study:
     """``_waiting``: trials to submit. ``_running``: trials to follow. ``_ending``: pruned runs with a job."""
 
-    def __init__(self, plan: StudyPlan, report: Callable[[str], None]) -> None:
+    def __init__(self, plan: StudyPlan, report: Callable[[str], None], progress: Progress) -> None:
         self._plan, self._report, self._metric = plan, report, plan.search.metric
+        self._progress = progress
         *_, self._space = plan.search.objects()
         self._study, self._trial = plan.search.open_study(plan.folder)
         self._waiting: deque[Trial] = deque()
@@ -147,6 +152,9 @@ class _Study:
         pause, executor = None, "local"
         while True:
             self._fill()
+            open_trials = len(self._in_state("RUNNING", "WAITING"))
+            ended = len(self._study.get_trials(deepcopy=False)) - open_trials
+            self._progress(ended, self._plan.search.trials)
             if not self._running:
                 return self._end()
             states = self._look()

@@ -190,7 +190,7 @@ class CommitProtocol:
             outcome = self._commit(
                 job, draft, [part for part in written if isinstance(part, Written)]
             )
-        notes = [*self._left]
+        notes = [*self._left, *outcome.notes]
         try:
             if outcome.ok:
                 self._tidy(job.step)
@@ -216,7 +216,10 @@ class CommitProtocol:
             return SaveOutcome(False, step, error=str(error), fenced=True)
         except (CheckpointError, OSError) as error:
             return SaveOutcome(False, step, error=self._ranks.named(error))
-        return SaveOutcome(True, step, path, bytes=sum(record.size for record in records))
+        sizes = [record.size for record in records]
+        found = self._store.striping_advice(step, max(sizes))
+        notes = () if found is None else (found,)
+        return SaveOutcome(True, step, path, bytes=sum(sizes), notes=notes)
 
     def _write_index(self, draft: Path, index: bytes) -> FileRecord:
         with self._store.open_file(draft, INDEX) as stream:

@@ -27,11 +27,13 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
+from hpcrun.checkpoint.storage.counter import ByteCounter
 from hpcrun.checkpoint.storage.disk import OpenFile
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode, places
 from hpcrun.checkpoint.storage.manifest import FileRecord
 from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.printing import Progress
 
 _BLOCK = 8 << 20
 
@@ -190,8 +192,11 @@ class StoreReader:
             for piece in entry.pieces
         }
 
-    def load(self, into: dict[str, torch.Tensor]) -> None:
+    def load(self, into: dict[str, torch.Tensor], progress: Progress = lambda *_: None) -> None:
         """Fill the tensors ``into``, whole or sharded, in place. Not collective.
+
+        Args:
+            progress: called with the bytes that were read, and the bytes to read.
 
         Raises:
             DamagedCheckpoint: the content differs from the written content.
@@ -210,11 +215,15 @@ class StoreReader:
                     _Want(name, piece, [_Taker(_box(value.detach(), piece.offsets, piece.sizes))])
                     for piece in self.index.tensors[name].pieces
                 ]
-        self._read(whole)
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        targets: list[tuple[Any, torch.Tensor]] = []
         if sharded:
-            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
             planner.set_up_planner(sharded, self._metadata(), is_coordinator=False)
-            self._read_planned(planner)
+            planned, targets = self._planned(planner)
+            whole += planned
+        self._read(whole, progress)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
 
     def require_fit(self, into: Mapping[str, torch.Tensor]) -> None:
         """Raise unless the tensors ``into`` can be loaded.
@@ -286,8 +295,10 @@ class StoreReader:
             )
         return Metadata(entries)
 
-    def _read_planned(self, planner: DefaultLoadPlanner) -> None:
-        """Read and verify every piece that the planner needs, once, in file order."""
+    def _planned(
+        self, planner: DefaultLoadPlanner
+    ) -> tuple[list["_Want"], list[tuple[Any, torch.Tensor]]]:
+        """Return every piece that the planner needs, once, and the items to commit with their tensors."""
         wanted: dict[tuple[str, tuple[int, ...]], _Want] = {}
         targets = []
         for item in planner.finish_plan(planner.create_local_plan()).items:
@@ -298,14 +309,14 @@ class StoreReader:
             targets.append((item, target))
             box = tuple(item.storage_offsets), tuple(item.lengths)
             want.takers.append(_Taker(target.detach(), box))
-        self._read(list(wanted.values()))
-        for item, target in targets:
-            planner.commit_tensor(item, target)
+        return list(wanted.values()), targets
 
-    def _read(self, wants: list["_Want"]) -> None:
+    def _read(self, wants: list["_Want"], progress: Progress) -> None:
+        """Read and verify ``wants``, in file order."""
         readers = min(_READERS, len(os.sched_getaffinity(0)))
-        with ThreadPoolExecutor(readers, thread_name_prefix="restore") as pool:
-            work = [pool.submit(self._read_run, run) for run in _runs(wants)]
+        counter = ByteCounter(progress, sum(want.piece.place.length for want in wants))
+        with ThreadPoolExecutor(readers, thread_name_prefix="restore") as pool, counter:
+            work = [pool.submit(self._read_run, run, counter) for run in _runs(wants)]
             try:
                 for each in work:
                     each.result()
@@ -313,30 +324,37 @@ class StoreReader:
                 for each in work:
                     each.cancel()
 
-    def _read_run(self, run: list["_Want"]) -> None:
+    def _read_run(self, run: list["_Want"], counter: ByteCounter) -> None:
         with self._store.opened(self._step, run[0].piece.place.file) as file:
             for want in run:
-                self._deal(file, want)
+                self._deal(file, want, counter.add)
 
-    def _deal(self, file: OpenFile, want: "_Want") -> None:
+    def _deal(self, file: OpenFile, want: "_Want", read: Callable[[int], None]) -> None:
         piece, dtype = want.piece, _dtype(self.index.tensors[want.name].dtype)
         if piece.place.length != math.prod(piece.sizes) * dtype.itemsize:
             raise DamagedCheckpoint(f"{INDEX}: {want.name}: the sizes do not match")
         whole: torch.Tensor | None = None
         for taker in want.takers:
             if whole is None and _takes_all(taker.target, piece, dtype):
-                self._fill(file, piece.place, bytes_of(taker.target))
+                self._fill(file, piece.place, bytes_of(taker.target), read)
                 whole = taker.target
                 continue
             if whole is None:
                 whole = torch.empty(piece.sizes, dtype=dtype)
-                self._fill(file, piece.place, bytes_of(whole))
+                self._fill(file, piece.place, bytes_of(whole), read)
             taker.target.copy_(whole if taker.box is None else _box(whole, *taker.box))
 
-    def _fill(self, file: OpenFile, place: Place, view: memoryview) -> None:
+    def _fill(
+        self,
+        file: OpenFile,
+        place: Place,
+        view: memoryview,
+        read: Callable[[int], None] = lambda _: None,
+    ) -> None:
         content = xxhash.xxh3_128()
         for block in file.fill(place.position, view, _READ_BLOCK):
             content.update(block)
+            read(len(block))
         if content.hexdigest() != place.xxh3:
             raise self._store.changed(self._step, place.file)
 

@@ -4,6 +4,7 @@ A test subclasses :class:`FileSystem` and fails, or kills the process, at the n-
 the disk only through this class, so the number of calls is the number of crash points.
 """
 
+import ctypes
 import errno
 import os
 import stat
@@ -11,8 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from hpcrun.checkpoint.storage.errors import vanished
+
+Result = TypeVar("Result")
 
 
 class FileSystem:
@@ -20,6 +24,9 @@ class FileSystem:
 
     direct_from = 4 << 20
     """Bytes from which a file of a rank is written past the page cache."""
+
+    striped_from = 1_000_000_000
+    """Bytes from which several stripes of a parallel file system make a file faster."""
 
     def make_directory(self, path: Path) -> None:
         """Create a folder with mkdir(2); fails if ``path`` exists."""
@@ -104,6 +111,19 @@ class FileSystem:
         figures = os.statvfs(path)
         return figures.f_bavail * figures.f_frsize
 
+    def type_of(self, path: Path) -> int:
+        """Return the type of the file system of ``path``: ``f_type`` of statfs(2), its first field."""
+        found = ctypes.create_string_buffer(_STATFS)
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.statfs(os.fsencode(path), found):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return ctypes.c_uint.from_buffer(found).value
+
+
+# More than the 120 bytes of the structure. Its first field is a word; a type has 32 bits.
+_STATFS = 512
+
 
 LOCAL = FileSystem()
 
@@ -151,21 +171,45 @@ def with_retries(call: Callable[[], int], patience: float) -> int:
         pause *= 2
 
 
+def again_if_stale(call: Callable[[], Result]) -> Result:
+    """Return ``call()``; call it a second time if a handle is stale (ESTALE).
+
+    An NFS server that was restarted, or has failed over, may lose its handles; a new look-up of the path
+    gets a new one (nfs(5)).
+
+    Args:
+        call: opens what it reads by its path.
+
+    Raises:
+        OSError: any other error, or the handle is stale again.
+    """
+    try:
+        return call()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return call()
+
+
 class OpenFile:
-    """A file for reading at any position. Close it after use."""
+    """A file for reading at any position. Close it after use.
+
+    A stale handle is opened again once in each call.
+    """
 
     def __init__(self, fs: FileSystem, path: Path, patience: float) -> None:
         """Open the file; wait up to ``patience`` seconds for its name. Raises OSError."""
-        self._fs = fs
-        self._descriptor = with_retries(lambda: fs.open(path), patience)
+        self._fs, self._path, self._patience = fs, path, patience
+        self._descriptor = -1
+        self._open()
 
     def size(self) -> int:
         """Return the size in bytes; raises OSError."""
-        return self._fs.size(self._descriptor)
+        return self._with_handle(self._fs.size)
 
     def read(self, position: int, view: memoryview) -> int:
         """Read from ``position`` into ``view``; return the number of bytes, 0 at the end. Raises OSError."""
-        return self._fs.read_into(self._descriptor, view, position)
+        return self._with_handle(lambda handle: self._fs.read_into(handle, view, position))
 
     def fill(self, position: int, view: memoryview, block: int) -> Iterator[memoryview]:
         """Read from ``position`` into ``view``, and yield each filled block of ``block`` bytes.
@@ -186,7 +230,27 @@ class OpenFile:
 
     def close(self) -> None:
         """Close the descriptor; raises OSError."""
-        self._fs.close(self._descriptor)
+        if self._descriptor >= 0:
+            self._fs.close(self._descriptor)
+
+    def _open(self) -> None:
+        self._descriptor = with_retries(lambda: self._fs.open(self._path), self._patience)
+
+    def _with_handle(self, call: Callable[[int], int]) -> int:
+        def once() -> int:
+            if self._descriptor < 0:
+                self._open()
+            try:
+                return call(self._descriptor)
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    stale, self._descriptor = self._descriptor, -1
+                    # close(2) may report the stale handle too.
+                    with suppress(OSError):
+                        self._fs.close(stale)
+                raise
+
+        return again_if_stale(once)
 
 
 def blocks(fs: FileSystem, path: Path, limit: int, patience: float) -> Iterator[memoryview]:

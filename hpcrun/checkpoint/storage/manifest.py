@@ -14,10 +14,13 @@ from typing import Any
 
 import xxhash
 
+from hpcrun.checkpoint.storage.disk import LOCAL, blocks
 from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.run.directory import RunDirectory
 
 MANIFEST = "manifest.json"
+MANIFEST_LIMIT = 64 << 20
+"""Bytes of a manifest that are read at most."""
 _FORMAT = 1
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,199}")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
@@ -119,7 +122,8 @@ def newest_manifest(root: Path) -> Manifest | None:
         names = [path.name for path in root.iterdir()]
     for step in committed_steps(names):
         with suppress(OSError, CheckpointError):
-            return decode((root / step_name(step) / MANIFEST).read_bytes())
+            path = root / step_name(step) / MANIFEST
+            return decode(b"".join(blocks(LOCAL, path, MANIFEST_LIMIT, patience=0.0)))
     return None
 
 

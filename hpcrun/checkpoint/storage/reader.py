@@ -5,13 +5,13 @@ The module ``store`` adds the commit protocol, which most readers do not need.
 
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, blocks
+from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, again_if_stale, blocks
 from hpcrun.checkpoint.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -20,6 +20,7 @@ from hpcrun.checkpoint.storage.errors import (
 )
 from hpcrun.checkpoint.storage.manifest import (
     MANIFEST,
+    MANIFEST_LIMIT,
     FileRecord,
     Manifest,
     committed_steps,
@@ -28,7 +29,6 @@ from hpcrun.checkpoint.storage.manifest import (
 )
 
 _QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
-_MANIFEST_LIMIT = 64 << 20
 
 
 class CommittedSteps:
@@ -90,7 +90,7 @@ class CommittedSteps:
         """
         path = self.path(step) / MANIFEST
         try:
-            raw = b"".join(blocks(self._fs, path, _MANIFEST_LIMIT, self._patience))
+            raw = b"".join(blocks(self._fs, path, MANIFEST_LIMIT, self._patience))
             manifest = decode(raw)
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -123,13 +123,20 @@ class CommittedSteps:
         for record in self.manifest(step).files:
             self.check_file(step, record)
 
-    def check_file(self, step: int, record: FileRecord) -> None:
-        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint."""
+    def check_file(
+        self, step: int, record: FileRecord, read: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Read one file of ``step`` and compare it with its record; raises DamagedCheckpoint.
+
+        Args:
+            read: called with the bytes of each block.
+        """
         path = self.path(step) / record.name
         content, size = xxhash.xxh3_128(), 0
         for block in self._content(step, record.name, record.size + 1):
             content.update(block)
             size += len(block)
+            read(len(block))
         if size != record.size:
             text = f"{path}: does not have the {record.size} bytes that were written"
             raise DamagedCheckpoint(text, file=record.name)
@@ -229,7 +236,7 @@ class CommittedSteps:
     def _names(self) -> list[str]:
         with explained("be listed", self.root):
             try:
-                return self._fs.names(self.root)
+                return again_if_stale(lambda: self._fs.names(self.root))
             except FileNotFoundError:
                 return []
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import xxhash
 
+from hpcrun.checkpoint.storage import lustre
 from hpcrun.checkpoint.storage.disk import (
     LOCAL,
     FileSystem,
@@ -166,6 +167,25 @@ class CheckpointStore(CommittedSteps):
             sync_directory(self._fs, self.root)
         self._proven.discard(step)
         return final
+
+    def striping_advice(self, step: int, largest: int) -> str | None:
+        """Return a line of advice on Lustre's stripes after the first commit of the run; for rank 0.
+
+        Args:
+            step: the committed step.
+            largest: size in bytes of the largest file of the save.
+
+        Returns:
+            None if the layout fits, another step was committed before, the folder is not on Lustre, or its
+            layout is unknown.
+        """
+        if largest < self._fs.striped_from:
+            return None
+        with suppress(OSError, CheckpointError):
+            # A later attempt would repeat the advice.
+            if self._fs.type_of(self.root) == lustre.MAGIC and self.steps() == [step]:
+                return lustre.advice(self.root, largest)
+        return None
 
     def new_manifest(
         self, step: int, records: Sequence[FileRecord], world_size: int, meta: Mapping[str, Any]

@@ -11,20 +11,16 @@ files are named, and everything else is kept.
 """
 
 import argparse
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
 from hpcrun.cli.output import plural, print_json
 from hpcrun.errors import UserError
-from hpcrun.printing import say
+from hpcrun.printing import progress_bar, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hpcrun.results.collect.aggregate import Progress, RunSource, Summary
+    from hpcrun.results.collect.aggregate import RunSource, Summary
 
 _MOST_PROBLEMS = 100
 
@@ -76,13 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format is not None:
         require("tables", "pandas", *(["pyarrow"] if arguments.format == "parquet" else []))
     source = _source(arguments)
-    with _bar() as progress:
+    with progress_bar("run") as bar:
         summary = aggregate(
             source,
             arguments.output.absolute(),
             fresh=arguments.fresh,
             processes=arguments.processes,
-            progress=progress,
+            progress=bar.move,
         )
     tables = None
     if arguments.format is not None:
@@ -111,24 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
     if tables:
         say(f"  tables: {tables}")
     return 0
-
-
-@contextmanager
-def _bar() -> "Iterator[Progress | None]":
-    """Show a bar while runs are read; None if standard error is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    # This import takes a tenth of the time of a call that finds nothing changed.
-    from tqdm import tqdm
-
-    with tqdm(unit="run", file=sys.stderr, leave=False) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield progress
 
 
 def _source(arguments: argparse.Namespace) -> "RunSource":

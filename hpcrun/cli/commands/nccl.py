@@ -13,12 +13,10 @@
 """
 
 import argparse
+import itertools
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from tqdm import tqdm
 
 from hpcrun.cli.arguments import (
     add_local,
@@ -43,7 +41,7 @@ from hpcrun.network.nccl.lint import (
 )
 from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
-from hpcrun.printing import escaped, say, say_aside
+from hpcrun.printing import progress_bar, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
 
 _START = 300.0
@@ -217,11 +215,12 @@ def _tune(arguments: argparse.Namespace) -> int:
     nodes = agents.start(begin, names, _START)
     try:
         crew = tune.TuneNodes(nodes, count)
-        with tqdm(disable=None, unit="trial", file=sys.stderr, leave=False) as bar:
+        with progress_bar("trial") as bar:
+            done = itertools.count(1)
 
             def trial(env: tune.Env) -> tune.Trial:
                 measured = crew.trial(env, grid)
-                bar.update()
+                bar.move(next(done))
                 return measured
 
             found = tune.search(
@@ -229,7 +228,7 @@ def _tune(arguments: argparse.Namespace) -> int:
                 tune.knobs_for(
                     grid.backend, crew.site, os.environ, deterministic=arguments.deterministic
                 ),
-                lambda text: bar.set_description(escaped(text)),
+                bar.describe,
             )
     finally:
         nodes.close()

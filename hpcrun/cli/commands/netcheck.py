@@ -12,12 +12,8 @@ Exit code 1: a problem was found; the last line has the --exclude option to use.
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
-
-from tqdm import tqdm
 
 from hpcrun import slurm
 from hpcrun.cli.arguments import add_local, require_local
@@ -34,7 +30,7 @@ from hpcrun.network.findings import (
 from hpcrun.network.measurements import NetworkMeasurements
 from hpcrun.network.netcheck import Check, Options
 from hpcrun.network.probes import Finding
-from hpcrun.printing import escaped, say
+from hpcrun.printing import ProgressBar, progress_bar, say
 from hpcrun.ranks.launchers import step_hosts
 
 _ALL_REDUCE = 60.0
@@ -96,8 +92,7 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
         all_reduce=arguments.all_reduce,
         patience=arguments.patience,
     )
-    with tqdm(disable=None, unit="round", file=sys.stderr, leave=False) as bar:
-        bar.set_description("starting")
+    with progress_bar("round", text="starting") as bar:
         nodes = start(here if local else on_slurm(), names, options.patience)
         try:
             measured = Check(nodes, options, partial(_show, bar)).run()
@@ -114,10 +109,9 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
     return measured
 
 
-def _show(bar: "tqdm[Any]", step: int, steps: int, text: str) -> None:
-    bar.total, bar.n = steps, step
-    bar.set_description(escaped(text), refresh=False)
-    bar.refresh()
+def _show(bar: ProgressBar, step: int, steps: int, text: str) -> None:
+    bar.move(step, steps)
+    bar.describe(text)
 
 
 def _print(measured: NetworkMeasurements, found: list[Finding]) -> None:

@@ -9,11 +9,15 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from hpcrun.checkpoint.storage.counter import ByteCounter
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
-from hpcrun.checkpoint.storage.manifest import FileRecord
+from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.arguments import add_saved, find_saved
-from hpcrun.printing import say
+from hpcrun.printing import Progress, progress_bar, say
+
+# Seconds before a bar appears.
+_DELAY = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,14 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     def report(step: int, trouble: str | None, size: int) -> None:
         if arguments.json:
-            say(json.dumps({"step": step, "complete": not trouble, "bytes": size, "why": trouble}))
+            bar.say(
+                json.dumps({"step": step, "complete": not trouble, "bytes": size, "why": trouble})
+            )
         elif trouble is None:
-            say(f"step {step}: complete ({amount(size)})")
+            bar.say(f"step {step}: complete ({amount(size)})")
         else:
             for line in trouble.splitlines():
-                say(f"step {step}: DAMAGED: {line}")
+                bar.say(f"step {step}: DAMAGED: {line}")
 
-    damaged = verify(store, steps, report)
+    with progress_bar("B", text="verify", delay=_DELAY) as bar:
+        damaged = verify(store, steps, report, bar.move)
     if not arguments.json and arguments.step is None:
         for name in store.quarantined():
             say(f"{name}: damaged, in quarantine: no resume reads this folder; you may delete it")
@@ -60,30 +67,34 @@ def verify(
     store: CheckpointStore,
     steps: Iterable[int],
     report: Callable[[int, str | None, int], None],
+    progress: Progress = lambda *_: None,
 ) -> list[int]:
     """Read and check all files of ``steps``, except steps that a training removes during the check.
 
     Args:
         report: called for each step with its problems (a line per damaged file) or None, and its size in
             bytes.
+        progress: called with the bytes that were read, and the bytes of all steps.
 
     Returns:
         The damaged steps; raises CheckpointError if the training has removed all ``steps``.
     """
     damaged, checked = [], False
+    manifests = {step: _manifest(store, step) for step in steps}
+    sizes = [found.size for found in manifests.values() if isinstance(found, Manifest)]
+    counter = ByteCounter(progress, sum(sizes))
     # Disks are faster with several reads.
     readers = max(4, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool:
-        for step in steps:
+    with ThreadPoolExecutor(readers, thread_name_prefix="verify") as pool, counter:
+        for step, manifest in manifests.items():
             size, troubles = 0, []
-            try:
-                manifest = store.manifest(step)
-            except CheckpointError as error:
-                troubles = [str(error)]
+            if isinstance(manifest, CheckpointError):
+                troubles = [str(manifest)]
             else:
                 size = manifest.size
                 found = pool.map(
-                    lambda record, step=step: _check(store, step, record), manifest.files
+                    lambda record, step=step: _check(store, step, record, counter.add),
+                    manifest.files,
                 )
                 troubles = [text for text in found if text]
             if troubles and step not in store.steps():
@@ -97,10 +108,19 @@ def verify(
     return damaged
 
 
-def _check(store: CheckpointStore, step: int, record: FileRecord) -> str | None:
+def _manifest(store: CheckpointStore, step: int) -> Manifest | CheckpointError:
+    try:
+        return store.manifest(step)
+    except CheckpointError as error:
+        return error
+
+
+def _check(
+    store: CheckpointStore, step: int, record: FileRecord, read: Callable[[int], None]
+) -> str | None:
     # The record, not the name: by name, the manifest would be read again for each file.
     try:
-        store.check_file(step, record)
+        store.check_file(step, record, read)
     except CheckpointError as error:
         return str(error)
     return None

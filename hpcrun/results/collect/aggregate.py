@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from hpcrun.drafts import replacing
 from hpcrun.errors import ResultsError
+from hpcrun.printing import Progress
 from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
 from hpcrun.results.store import TABLES, Draft, ResultsFile, dictionary, table
 from hpcrun.run.lock_file import LockFile
@@ -34,7 +35,6 @@ _BATCH = 4
 _MOST_PROCESSES = 4
 _MOST_ERRORS = 20
 
-Progress = Callable[[int, int], None]
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
@@ -179,15 +179,7 @@ class _Update:
 
     def _put(self, draft: Draft, data: RunData) -> None:
         key = self._key(data)
-        try:
-            size = draft.put(key, data)
-        except ValueError as error:
-            # Only metrics have names that hpcrun does not choose.
-            draft.drop(key)
-            what = f"metrics cannot be written: {' '.join(str(error).split())[:200]}"
-            data.problems.append(("", what))
-            data.metrics, data.facts["rows"] = None, 0
-            size = draft.put(key, data)
+        size = draft.put(key, data)
         own = {"run": key, "name": data.name, "path": data.path}
         facts = data.facts | own | {"problems": len(data.problems), "bytes": size}
         self._rows["runs"].append(tuple(facts[column] for column in dictionary()["runs"]))

@@ -19,7 +19,7 @@ from hpcrun.run.files import intact_lines, parse_line
 NO_STEP = -1
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
-# HDF5 describes all columns in one message of 64 KiB.
+# Each column is a dataset, whose head takes half a kilobyte.
 MOST_COLUMNS = 600
 _LONGEST_TEXT = 1000
 _NO_METRICS = ("step", "time", "restart", "in_place")

@@ -33,7 +33,7 @@ from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 # Metrics about the progress of a run, not about its result.
 _OF_THE_MACHINE = re.compile(
     r"lr|learning_rate|mfu|memory_gb|step_time|data_wait|stop_wait|loss_scale|gradient_norm|skipped"
-    r"|gpu_.*|slowest_.*|fastest_.*|.*_per_second"
+    r"|gpu_.*|lowest_gpu_.*|slowest_.*|fastest_.*|.*_per_second"
 )
 _MOST_METRICS = 16
 MOST_CURVES = 1000

@@ -7,6 +7,8 @@ _NAMES = {
     "validation_loss": "validation loss",
     "lr": "learning rate",
     "mfu": "model FLOP/s utilization",
+    "gpu_utilization": "GPU utilization (%)",
+    "lowest_gpu_utilization": "lowest GPU utilization (%)",
     "memory_gb": "memory (GB)",
     "step_time": "step time (s)",
     "data_wait": "wait for data (s)",

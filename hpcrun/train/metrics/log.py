@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.config import Config
-from hpcrun.devices import accelerator
+from hpcrun.devices import accelerator, vendor
 from hpcrun.printing import say
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.train.data.batching import worker_processes
@@ -85,6 +85,7 @@ class MetricsLog:
         self._slow = slow
         self._workers = worker_processes(config, os.environ, task.loader_processes)
         self._lines, self._hinted = 0, False
+        self._gpu = vendor.gpu_utilization(trainer.device)
         self._samples = measured.watch.on_device
 
     def step(self, done: int, result: StepResult) -> None:
@@ -130,6 +131,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the sinks, which sends buffered lines, on rank 0; the last call."""
+        if self._gpu is not None:
+            self._gpu.close()
         if self._sinks is not None:
             self._sinks.close()
 
@@ -143,10 +146,11 @@ class MetricsLog:
     def _gather(self, loss: float, lap: StepTimeMeans, stop: float) -> list[list[float]] | None:
         """Gather every rank's measurements on rank 0; None on other ranks.
 
-        They are the loss, seconds (step, data, own, stop), and bytes.
+        They are the loss, seconds (step, data, own, stop), bytes, and the percent of the GPU's use.
         """
         memory = _memory(self._trainer.device)
-        measured = [loss, lap.step, lap.data, lap.own, stop, memory]
+        busy = math.nan if self._gpu is None else self._gpu.read()
+        measured = [loss, lap.step, lap.data, lap.own, stop, memory, busy]
         if self._ranks.world_size == 1:
             return [measured]
         mine = torch.tensor(measured, dtype=torch.float64)
@@ -159,7 +163,7 @@ class MetricsLog:
 
     def _log(self, done: int, result: StepResult, ranks: list[list[float]]) -> None:
         """Write the line, on rank 0."""
-        losses, steps, waits, own, stops, memory = map(list, zip(*ranks, strict=True))
+        losses, steps, waits, own, stops, memory, busy = map(list, zip(*ranks, strict=True))
         step = max(steps)
         per_second = self._batch_size / step
         line: dict[str, Any] = {
@@ -170,6 +174,7 @@ class MetricsLog:
             "step_time": _rounded(step),
             "data_wait": _rounded(max(waits)),
             "memory_gb": round(max(memory) / 1e9, 3),
+            **utilization(busy),
         }
         if self._peak is not None and self._flops.per_sample is not None:
             achieved = self._flops.per_sample * per_second
@@ -212,6 +217,22 @@ def _memory(device: torch.device) -> float:
         return float(accelerator.peak_memory(device))
     # Linux reports kB (getrusage(2)).
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def utilization(busy: Sequence[float]) -> dict[str, float]:
+    """Return the values of a metrics line about the use of the GPUs; empty if no rank knows it.
+
+    Args:
+        busy: percent of each rank's GPU; NaN: unknown.
+    """
+    known = {rank: percent for rank, percent in enumerate(busy) if not math.isnan(percent)}
+    if not known:
+        return {}
+    found = {"gpu_utilization": round(sum(known.values()) / len(known), 1)}
+    if len(busy) == 1:
+        return found
+    idlest = min(known, key=known.__getitem__)
+    return found | {"lowest_gpu_utilization": round(known[idlest], 1), "lowest_gpu_rank": idlest}
 
 
 def _rounded(value: float) -> float:

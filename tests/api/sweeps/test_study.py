@@ -1,6 +1,7 @@
 """A search with Optuna on this machine: kills, preemptions, prunings, ends, and what is refused."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import hpcrun
 from hpcrun.api.sweeps.search import JOURNAL
 from hpcrun.run.files import read_lines
 from tests import jobs
+from tests.cli.terminal import Terminal
 from tests.slurm.launch.test_killed_sweep import KILLED
 
 pytestmark = pytest.mark.skipif(
@@ -96,6 +98,24 @@ def killed_at(folder: Path, module: str, name: str, call: int) -> None:
     words = [sys.executable, "-c", KILLED, f"{package}.{module}", name, str(call), *WORDS]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_a_search_on_a_terminal_shows_its_trials(tmp_path: Path) -> None:
+    prepare(tmp_path, ["good", "crashes"])
+    (tmp_path / "hold").touch()
+    screen = Terminal(tmp_path, *WORDS)
+    try:
+        screen.read_until(r"hpcrun: s/000 is submitted: kind=good lr=0\.1")
+        screen.read_until(r"s: +0%\|[^\r]*\| 0/2 \[")
+        (tmp_path / "hold").unlink()
+        screen.read_until(r"\r +\rhpcrun: s/000 is finished: loss=0\.0333333\r\n")
+        screen.read_until(r"s: +50%\|[^\r]*\| 1/2 \[")
+        screen.read_until(r"hpcrun: best: s/000: loss=0\.0333333 kind=good lr=0\.1\r\n")
+        assert screen.end() == 0
+        # The bar has gone.
+        assert re.search(r"\r *\r$", screen.text), screen.text
+    finally:
+        screen.kill()
 
 
 def test_a_killed_search_has_each_trial_once(
