@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
     from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
+    from hpcrun.config.amp import create_default_amp_config
     from hpcrun.errors import UserError
     from hpcrun.integrations.resumable import resumable
     from hpcrun.ranks.collective import StopAgreement
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
     from hpcrun.train.data.batches import training_steps
+    from hpcrun.train.data.contiguous import DistributedSampler
+    from hpcrun.train.data.micro_batches import MicroBatches
     from hpcrun.train.determinism import choose_kernels
+    from hpcrun.train.learning_rate import scaled_lr
     from hpcrun.train.model.prepare import Preparation
     from hpcrun.train.parallel.process_group import (
         cleanup_distributed,
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
         is_main_process,
         setup_distributed,
     )
+    from hpcrun.train.parallel.wrap import wrap_model_ddp, wrap_model_fsdp
     from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
     from hpcrun.train.task import Task
 
@@ -58,6 +63,8 @@ __all__ = [
     "ConfigError",
     "DistributedAMPTrainer",
     "DistributedConfig",
+    "DistributedSampler",
+    "MicroBatches",
     "Preparation",
     "Results",
     "Retention",
@@ -68,6 +75,7 @@ __all__ = [
     "UserError",
     "choose_kernels",
     "cleanup_distributed",
+    "create_default_amp_config",
     "get_rank",
     "get_world_size",
     "is_main_process",
@@ -77,11 +85,18 @@ __all__ = [
     "open",
     "report",
     "resumable",
+    "scaled_lr",
     "setup_distributed",
     "submit",
     "training_steps",
     "wait_any",
+    "wrap_model_ddp",
+    "wrap_model_fsdp",
 ]
+
+if not TYPE_CHECKING:
+    # `from hpcrun import *` must not replace the builtin. Type checkers export only the names of the list.
+    __all__.remove("open")
 
 _HOMES = {
     "AMPConfig": "hpcrun.config",
@@ -93,7 +108,9 @@ _HOMES = {
     "ConfigError": "hpcrun.config",
     "DistributedAMPTrainer": "hpcrun.train.step.trainer",
     "DistributedConfig": "hpcrun.ranks.distributed",
+    "DistributedSampler": "hpcrun.train.data.contiguous",
     "FSDP": "hpcrun.config",
+    "MicroBatches": "hpcrun.train.data.micro_batches",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
     "Retention": "hpcrun.checkpoint.storage.retention",
@@ -105,6 +122,7 @@ _HOMES = {
     "UserError": "hpcrun.errors",
     "choose_kernels": "hpcrun.train.determinism",
     "cleanup_distributed": "hpcrun.train.parallel.process_group",
+    "create_default_amp_config": "hpcrun.config.amp",
     "get_rank": "hpcrun.train.parallel.process_group",
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",
@@ -114,10 +132,13 @@ _HOMES = {
     "open": "hpcrun.api.run:open_run",
     "report": "hpcrun.run.reports",
     "resumable": "hpcrun.integrations.resumable",
+    "scaled_lr": "hpcrun.train.learning_rate",
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",
     "training_steps": "hpcrun.train.data.batches",
     "wait_any": "hpcrun.api.run",
+    "wrap_model_ddp": "hpcrun.train.parallel.wrap",
+    "wrap_model_fsdp": "hpcrun.train.parallel.wrap",
 }
 
 
@@ -131,4 +152,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

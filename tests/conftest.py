@@ -1,6 +1,7 @@
 """Fixtures and hooks for all tests."""
 
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -39,6 +40,8 @@ _OF_TESTS = (
     *("HPCRUN_CANCELLATIONS", "HPCRUN_VENV"),
 )
 _HOME = "HPCRUN_TEST_HOME"
+# File of tools/progress_limit.py. A pytest that a test starts does not inherit the variable.
+_progress = os.environ.pop("HPCRUN_TEST_PROGRESS", None)
 
 
 def _isolate() -> Path | None:
@@ -52,9 +55,14 @@ def _isolate() -> Path | None:
     # The number of threads changes the bits of a sum, and torchrun starts its ranks with one thread.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
+    # Other users read files of root's tests. A socket needs a short path, a script one without blanks.
+    os.umask(0o022)
+    if os.geteuid() == 0 or not re.fullmatch(r"[\w./+-]{1,40}", tempfile.gettempdir()):
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            os.environ.pop(name, None)
+        tempfile.tempdir = None
     made = None
     if _HOME not in os.environ:
-        # Other users, who run some of the tests, read the folder.
         made = Path(tempfile.mkdtemp(prefix="hpcrun-tests-home-"))
         made.chmod(0o755)
         # In CI the checkout belongs to another user, and git refuses it without this line.
@@ -125,7 +133,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print a failure immediately: a killed run never reaches pytest's own list."""
+    """Print a failure immediately: a killed run never reaches pytest's own list. Note each finished test."""
+    if _progress is not None and report.when == "teardown":
+        with Path(_progress).open("ab") as file:
+            file.write(b".")
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
 

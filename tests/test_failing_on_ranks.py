@@ -1,5 +1,6 @@
 """``@ranks(n)`` names the rank that failed, and the reason. The tests are in ``failing_on_ranks.py``."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def reports():
+def reports(tmp_path_factory):
     """Return pytest's report of each failed test, by name, and all of the output as ``""``."""
+    progress = tmp_path_factory.mktemp("progress") / "progress"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-rs", "tests/failing_on_ranks.py"],
         cwd=Path(__file__).parents[1],
+        env={**os.environ, "HPCRUN_TEST_PROGRESS": str(progress)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -21,7 +24,11 @@ def reports():
     )
     _, failures = done.stdout.split("= FAILURES =", 1)
     parts = re.split(r"\n_+ (test_\w+) _+\n", failures)
-    return {"": done.stdout, **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    return {
+        "": done.stdout,
+        "progress": progress.read_text(),
+        **dict(zip(parts[1::2], parts[2::2], strict=True)),
+    }
 
 
 def test_a_failed_assertion_shows_rank_values_and_output(reports):
@@ -45,3 +52,5 @@ def test_nccl_rules_hold(reports):
 def test_passed_and_skipped_tests_stay_what_they_are(reports):
     assert "3 failed, 1 passed, 1 skipped" in reports[""]
     assert "a reason" in reports[""]
+    # For tools/progress_limit.py.
+    assert reports["progress"] == "....."

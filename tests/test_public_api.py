@@ -1,5 +1,6 @@
 """The public names of the package, and the cost of importing them."""
 
+import builtins
 import importlib
 import re
 import subprocess
@@ -12,7 +13,7 @@ import hpcrun
 from hpcrun.ranks.signals import StopFlag
 
 ROOT = Path(__file__).parents[1]
-NAMES = {*hpcrun.__all__}
+NAMES = {*hpcrun.__all__, "open"}
 
 
 def test_every_public_name_is_there_and_listed():
@@ -24,6 +25,20 @@ def test_every_public_name_is_there_and_listed():
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8").partition("## Names")[2]
     listed = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
     assert set(re.findall(r"`(\w+)`", " ".join(listed))) == NAMES
+
+
+def test_an_import_of_all_names_replaces_no_builtin() -> None:
+    packages = [hpcrun, importlib.import_module("hpcrun.config")]
+    packages += [
+        importlib.import_module(f"hpcrun.{name}") for name in ("slurm", "train.step.trainer")
+    ]
+    for package in packages:
+        assert not {*package.__all__} & {*dir(builtins)}, package.__name__
+    names: dict[str, object] = {}
+    exec("from hpcrun import *", names)
+    assert {*hpcrun.__all__} <= {*names}
+    assert "open" not in names
+    assert hpcrun.open.__name__ == "open_run"
 
 
 def test_importing_the_submit_module_keeps_the_submit_function() -> None:

@@ -1,7 +1,11 @@
 """The first commands of a newcomer, from the README and the shipped configs."""
 
+import os
 import re
 import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +37,38 @@ def test_the_main_job_without_a_config_trains_8_ranks(
     assert re.search(r"^  sample", done.stdout, re.M)
     run = RunDirectory(tmp_path / "runs" / "quickstart")
     assert (read_json(run.result) or {})["state"] == "finished"
+
+
+def test_the_script_works_in_a_closed_folder_with_a_blank(tmp_path: Path) -> None:
+    clone = tmp_path / "closed folder" / "my hpcrun"
+    for name in ("hpcrun", "hydra_plugins", "tools"):
+        shutil.copytree(
+            ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True
+        )
+    for name in ("pyproject.toml", "setup.py", "constraints.txt", "README.md"):
+        shutil.copy(ROOT / name, clone)
+    clone.parent.chmod(0o700)
+    # The packages of these tests, so that pip installs only hpcrun.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", clone / ".venv"], check=True)
+    (packages,) = (clone / ".venv" / "lib").glob("python*/site-packages")
+    (packages / "those-of-the-tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # pip reads "no" as the value of the option without its "no".
+    pip = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "no"}
+    words = ["--nodes", "1", "--gpus", "1", "--cpu", "--executor", "local", *SMALL]
+    done = subprocess.run(
+        ["bash", "-c", 'umask 077; exec bash "$@"', "-", clone / "tools" / "quickstart.sh", *words],
+        cwd=tmp_path, env={**os.environ, **pip, "HPCRUN_VENV": "", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"result           {clone}/runs/quickstart/result.json\n" in done.stdout
+    (activate,) = re.findall(r"^for hpcrun status.* terminal: (.+)$", done.stdout, re.M)
+    shown = subprocess.run(
+        ["bash", "-c", f"{activate}; command -v hpcrun; hpcrun status quickstart"],
+        cwd=clone, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert shown.startswith(f"{clone}/.venv/bin/hpcrun\n")
+    assert "finished" in shown
 
 
 @pytest.mark.slow

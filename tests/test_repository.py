@@ -41,6 +41,13 @@ def test_the_slurm_job_runs_the_ci_script_as_root() -> None:
     assert (ROOT / ".ci" / "run").is_file()
 
 
+def test_the_readme_names_both_commands_of_a_checkout() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^bash (tools/\S+) +# \w", page, re.MULTILINE)
+    assert commands == ["tools/quickstart.sh", "tools/test.sh"]
+    assert [name for name in commands if not (ROOT / name).is_file()] == []
+
+
 def test_the_fast_lane_names_tests_that_exist() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (names,) = re.findall(r"^python -m pytest -n 0 ((?:tests/\S+[ \\\n]*){3,})", page, re.MULTILINE)

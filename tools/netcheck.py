@@ -2,7 +2,7 @@
 """Check the network between the nodes of a job: `hpcrun netcheck`.
 
 salloc --nodes 8 tools/netcheck.py
-tools/netcheck.py --local 4
+tools/netcheck.py --local 4 --links
 """
 
 import sys

@@ -5,6 +5,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . tools/environment.sh
 hpcrun_environment ""
-echo "for hpcrun status, preempt and so on from another terminal: . ${HPCRUN_VENV:-.venv}/bin/activate"
+printf 'for hpcrun status, preempt and so on from another terminal: . %q\n' "$(dirname "$(command -v python)")/activate"
 echo "+ python -m hpcrun.submit --nodes 2 --gpus 4 $*"
 exec python -m hpcrun.submit --nodes 2 --gpus 4 "$@"

@@ -4,8 +4,16 @@
 # Arguments go to pytest. Slow tests run on request only: tools/test.sh -m slow
 # This installs further packages (GlusterFS, slurmdbd and MariaDB, iperf3, e2fsprogs, wandb).
 # Without arguments, the lifecycle tests run on the newest Slurm, beside all other tests on the system's Slurm.
+# In a folder that other users cannot read, or with a blank in its path, the tests run in a copy.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tools/readable_copy.sh
+if [ -z "${HPCRUN_TEST_IN_COPY:-}" ] && reason=$(needs_copy); then
+    run_in_copy "$reason" "$@"
+    exit
+fi
+# The normal user of the tests reads the files that root writes.
+umask 022
 . tools/environment.sh
 . tools/slow_packages.sh
 # Debian's packages and Python's packages are installed at the same time.
@@ -57,8 +65,8 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && asks_for_slow "$@"; th
 fi
 # More workers than cores: tests on a real Slurm mostly wait. A file stays on one worker, and each worker has
 # its own cluster. pytest uses the last of several -m or -n options. -rs prints the reasons of skipped tests.
-# The timeout ends a full run that hangs.
-limit="timeout --foreground --signal=INT --kill-after=60 2400"
+# The limit ends a full run that hangs, not a slow one: in 20 minutes each test ends by its own timeout.
+limit="python tools/progress_limit.py 1200"
 tests() {
     $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
         --durations=25 --durations-min=5 "$@"

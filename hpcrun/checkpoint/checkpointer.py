@@ -22,8 +22,10 @@ from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.copies import require_alike
 from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.compatibility import broadcast
+from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.checkpoint.state.tree import fill, replicated, split, taken
 from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
@@ -91,13 +93,14 @@ class Checkpointer:
         world_size = dist.get_world_size() if ready else 1
         group = new_control_group() if world_size > 1 else None
         self._ranks = Ranks(rank, world_size, group, CheckpointError)
+        hooks = HookStates([model], buckets=BucketOrder(model, for_hooks=True))
         self._state = TrainingState(
             model,
             optimizer,
             scaler=scaler,
             scheduler=scheduler,
             buffers_differ=world_size > 1 and not broadcast(model),
-            rank_parts={} if own is None else {"extra": _part_of(own)},
+            rank_parts={"hooks": hooks.part} | ({} if own is None else {"extra": _part_of(own)}),
         )
         self.extra: dict[str, Any] = {} if extra is None else extra
         self._retention = Retention() if retention is None else retention

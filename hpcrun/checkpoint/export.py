@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpcrun.checkpoint.export_progress import ExportProgress
 from hpcrun.checkpoint.sharded.copies import in_groups
@@ -60,8 +61,10 @@ def export_model(
 ) -> dict[str, Any]:
     """Write the verified model of ``step`` under its canonical names to ``target``.
 
-    The file or folder appears complete or not at all. ``torch.load(weights_only=True)`` reads ``.pt`` as a
-    state dict. safetensors needs the package of that name, and holds only tensors.
+    The file or folder appears complete or not at all. Equal tensors of equal steps give equal bytes, whatever
+    the name, time and machine, with the same versions of torch and safetensors.
+    ``torch.load(weights_only=True)`` reads ``.pt`` as a state dict. safetensors needs the package of that
+    name, and holds only tensors.
 
     Args:
         kind: ``dcp`` (makes a new folder), ``safetensors`` (a file if ``target`` has the suffix, else a new
@@ -141,11 +144,12 @@ def _write(
         else:
             write_shards(model, draft, about, read=read)
     elif kind == "pt":
-        torch.save(model.state(read), draft)
+        # torch names the folder inside the archive after the file.
+        archive = draft.with_name("archive.pt")
+        torch.save(model.state(read), archive)
+        archive.rename(draft)
     else:
-        from safetensors.torch import save_file
-
-        save_file(model.tensors(model.entries, read), draft, metadata=about)
+        _save_safetensors(model.tensors(model.entries, read), draft, about)
 
 
 def _require_safetensors(target: Path) -> None:
@@ -168,6 +172,25 @@ def _require_tensors(model: StoredModel, target: Path) -> None:
         )
 
 
+def _save_safetensors(
+    tensors: dict[str, torch.Tensor], path: Path, metadata: Mapping[str, str]
+) -> None:
+    """Write ``tensors`` to ``path``; equal tensors and metadata give equal bytes."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata=dict(metadata))
+    # save_file() writes the metadata in an order that differs between two calls.
+    with path.open("r+b") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) > length:
+            raise CheckpointError(f"{path}: the header of safetensors has an unknown form")
+        stream.seek(8)
+        stream.write(text.ljust(length))
+
+
 INDEX_OF_SHARDS = "model.safetensors.index.json"
 SHARD = 5_000_000_000
 """Bytes of a shard of safetensors, as in Hugging Face's ``save_pretrained``."""
@@ -187,21 +210,26 @@ def write_shards(
     Args:
         read: called for each shard with the bytes that were read, and its bytes.
     """
-    from safetensors.torch import save_file
-
     sizes = _sizes(model)
     shards = [*in_groups(sizes, limit)]
     places: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
-        save_file(model.tensors(names, read), folder / file, metadata=dict(metadata))
+        _save_safetensors(model.tensors(names, read), folder / file, metadata)
         sync(folder / file)
         places |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}
         (folder / INDEX_OF_SHARDS).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         sync(folder / INDEX_OF_SHARDS)
+
+
+class _Writer(FileSystemWriter):
+    """A writer that records neither the path nor a random id: equal states give equal bytes."""
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()
 
 
 def _sizes(model: StoredModel) -> dict[str, int]:
@@ -214,7 +242,7 @@ def _sizes(model: StoredModel) -> dict[str, int]:
 
 def write_dcp(state: dict[str, Any], folder: Path) -> None:
     """Write a checkpoint that ``torch.distributed.checkpoint.load`` reads into ``model.state_dict()``."""
-    writer = FileSystemWriter(folder, thread_count=1)
+    writer = _Writer(folder, thread_count=1)
     planner = DefaultSavePlanner()
     # Not dcp.save(): its CheckpointException, a BaseException, would hide the cause.
     writer.reset(folder)

@@ -29,7 +29,8 @@ _WAYS = (
     "train.activation_checkpointing",
     *("train.parallel", "train.find_unused_parameters", "train.gradient_as_bucket_view"),
     "train.bucket_mb",
-    *("fsdp.shard", "fsdp.wrap", "fsdp.cpu_offload", "fsdp.reduce_each_micro_batch"),
+    *("fsdp.shard", "fsdp.wrap", "fsdp.min_parameters", "fsdp.cpu_offload"),
+    "fsdp.reduce_each_micro_batch",
     *("train.compile", "train.compile_mode", "train.deterministic", "optim.fused"),
     *("data.workers", "data.prefetch"),
 )

@@ -12,18 +12,12 @@ REMOVED: dict[str, Any] = {
     "checkpoint.stage_dir": None,
     "fsdp.buffer_dtype": None,
     # These keys had an effect only together with a value that this version refuses, or chose a folder.
-    **dict.fromkeys(
-        ("fsdp.classes", "fsdp.min_parameters", "optim.muon_momentum", "train.checkpoint_blocks"),
-        _ANY,
-    ),
-    **dict.fromkeys(("train.compile_cache", "train.lr_base_batch"), _ANY),
-    **dict.fromkeys(("train.powersgd_rank", "train.powersgd_start"), _ANY),
+    **dict.fromkeys(("fsdp.classes", "optim.muon_momentum", "train.checkpoint_blocks"), _ANY),
+    "train.compile_cache": _ANY,
     "job.cluster": None,
     "job.same_code": False,
     "train.channels_last": False,
-    "train.compression": "none",
     "train.float8": False,
-    "train.lr_scaling": "none",
     "train.min_delta": 0.0,
     "train.nonfinite": "skip",
     "train.sync_batchnorm": False,
@@ -31,9 +25,12 @@ REMOVED: dict[str, Any] = {
 }
 """Each removed key, and the value that asks for what this version does."""
 
+RENAMED = {"train.compression": "train.comm_hook"}
+"""Each key with another name today; its values have the same meaning."""
+
 
 def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """Return ``values`` without the keys that an earlier version had.
+    """Return ``values`` without the keys that an earlier version had, and with today's names.
 
     Args:
         values: the values of a stored config, by section.
@@ -43,6 +40,12 @@ def without_removed(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
         Keys are dotted.
     """
     kept = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
+    for old, new in RENAMED.items():
+        section, _, name = old.partition(".")
+        part = kept.get(section)
+        if isinstance(part, dict) and name in part:
+            part.setdefault(new.partition(".")[2], part[name])
+            del part[name]
     ignored: list[str] = []
     refused: dict[str, Any] = {}
     for key, present in REMOVED.items():

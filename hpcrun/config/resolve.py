@@ -144,6 +144,11 @@ def contradictions(config: Config) -> Iterator[tuple[list[str], str]]:
             ["train.accumulation", "train.micro_batch"],
             "follows from train.micro_batch and the number of ranks; omit one of them",
         )
+    if train.lr_scaling != "none" and train.lr_base_batch is None:
+        yield (
+            ["train.lr_base_batch", "train.lr_scaling"],
+            f"lr_scaling={train.lr_scaling} needs the batch size that train.lr was chosen for; set it",
+        )
     if train.patience is not None and not train.validate_every:
         yield (
             ["train.validate_every", "train.patience"],

@@ -7,7 +7,7 @@ GPU time. Only `model` and `data` accept further keys, which belong to the task.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpcrun.config.fields import (
     Count,
@@ -63,9 +63,10 @@ class Job(Section):
         description="Command: tasks per node, each with all GPUs of the node; null: one per GPU.",
     )
     launcher: Annotated[
-        Literal["torchrun", "accelerate"] | None, SubmitOption("torchrun|accelerate")
+        Literal["torchrun", "accelerate"] | None, SubmitOption("torchrun|accelerate|none")
     ] = Field(
-        default=None, description="Program that starts the command's ranks, with one task per node."
+        default=None,
+        description="Starts the command's ranks; one task per node. none: one process with all GPUs.",
     )
     gpu_type: Word | None = Field(
         default=None, description="Type of the GPUs; gpus: a100:4 sets both. null: any."
@@ -188,6 +189,16 @@ class Job(Section):
         default=None,
         description="Python of the ranks; null: the submitting interpreter, or python3 of the image.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_launcher(cls, given: Any) -> Any:
+        """Read ``launcher: none`` as one task per node."""
+        if not isinstance(given, dict) or given.get("launcher") != "none":
+            return given
+        if given.get("tasks_per_node") not in (None, 1):
+            raise ValueError("launcher none means one task per node; remove job.tasks_per_node")
+        return {**given, "launcher": None, "tasks_per_node": 1}
 
     @property
     def tasks_on_node(self) -> int:

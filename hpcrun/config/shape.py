@@ -85,11 +85,28 @@ Contradiction = tuple[list[str], str]
 def sharing_contradictions(config: Config) -> Iterator[Contradiction]:
     """Yield the keys, starting with the key to change, and the description of the contradiction."""
     job, train = config.job, config.train
-    if train.parallel == "single" and job.world_size > 1 and not config.command:
+    if train.parallel in ("single", "dp") and job.world_size > 1 and not config.command:
+        what = "one rank" if train.parallel == "single" else "one process"
         yield (
             ["train.parallel", "job.gpus", "job.nodes"],
-            f"single is for one rank, but {job.nodes} x {job.gpus} ranks would each train a "
+            f"{train.parallel} is for {what}, but {job.nodes} x {job.gpus} ranks would each train a "
             "separate model; use ddp, or one node and one gpu",
+        )
+    if (
+        train.comm_hook != "none"
+        and train.parallel in ("single", "dp", "fsdp")
+        and not config.command
+    ):
+        other = "set fsdp.reduce_dtype=bf16" if train.parallel == "fsdp" else "omit train.comm_hook"
+        yield (
+            ["train.comm_hook", "train.parallel"],
+            f"{train.comm_hook} is a hook of DDP, and {train.parallel} has none; use train.parallel=ddp, or "
+            f"{other}",
+        )
+    if train.compile and train.parallel == "dp":
+        yield (
+            ["train.compile", "train.parallel"],
+            "dp copies the model in every step, which torch.compile does not support; use ddp",
         )
     if train.parallel == "fsdp":
         yield from _of_fsdp(config)
@@ -134,14 +151,21 @@ def _of_fsdp(config: Config) -> Iterator[Contradiction]:
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
 _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+    ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
+    ("train.powersgd_rank", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
+    ("train.powersgd_start", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
+    ("fsdp.min_parameters", "fsdp.wrap", ("auto", "blocks"), "size"),
     ("train.compile_mode", "train.compile", (False,), "true"),
     ("train.hang_start", "train.hang_after", (None,), "a number of seconds"),
     ("train.connect_timeout", "train.hang_after", (None,), "a number of seconds"),
-    ("train.broadcast_buffers", "train.parallel", ("single", "fsdp"), "ddp"),
-    ("train.gradient_as_bucket_view", "train.parallel", ("single", "fsdp"), "ddp"),
-    ("train.bucket_mb", "train.parallel", ("single", "fsdp"), "ddp"),
-    ("train.find_unused_parameters", "train.parallel", ("single",), "ddp or fsdp"),
-    *((f"fsdp.{name}", "train.parallel", ("single", "ddp"), "fsdp") for name in FSDP.model_fields),
+    ("train.broadcast_buffers", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
+    ("train.gradient_as_bucket_view", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
+    ("train.bucket_mb", "train.parallel", ("single", "dp", "fsdp"), "ddp"),
+    ("train.find_unused_parameters", "train.parallel", ("single", "dp"), "ddp or fsdp"),
+    *(
+        (f"fsdp.{name}", "train.parallel", ("single", "dp", "ddp"), "fsdp")
+        for name in FSDP.model_fields
+    ),
     ("optim.betas", "optim.name", ("sgd",), "adamw or adam"),
     ("optim.eps", "optim.name", ("sgd",), "adamw or adam"),
     ("optim.momentum", "optim.name", ("adamw", "adam"), "sgd"),

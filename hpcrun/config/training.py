@@ -38,7 +38,9 @@ class DataOptions(TaskSection):
 class Train(Section):
     """The training loop: steps, batch, parallelism, compilation, validation and hang detection.
 
-    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``.
+    Sources: ``torch.nn.parallel.DistributedDataParallel``, ``torch.compile``, ``torch.utils.checkpoint``;
+    powersgd: Vogels et al. 2019, arXiv:1905.13727; lr_scaling: Goyal et al. 2017, arXiv:1706.02677 (linear),
+    Malladi et al. 2022, arXiv:2205.10287 (sqrt).
     """
 
     steps: Count = Field(default=1000, description="Optimizer steps of the whole run.")
@@ -51,6 +53,12 @@ class Train(Section):
         description="Maximum samples per micro-batch; accumulation follows from it.",
     )
     lr: Positive = Field(default=3e-4, description="Peak learning rate.")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        default="none", description="Scaling of lr with batch_size / lr_base_batch."
+    )
+    lr_base_batch: Count | None = Field(
+        default=None, description="Batch size that lr was tuned for."
+    )
     clip_norm: Positive | None = Field(
         default=1.0, description="Gradient norm for clipping; null: no clipping."
     )
@@ -81,7 +89,7 @@ class Train(Section):
         default=None,
         description="Decay of the weights' moving average, used for validation; null: none.",
     )
-    parallel: Literal["auto", "single", "ddp", "fsdp"] = Field(
+    parallel: Literal["auto", "single", "dp", "ddp", "fsdp"] = Field(
         default="auto",
         description="Parallelism; auto: ddp if the model fits a device, else fsdp.",
     )
@@ -100,6 +108,13 @@ class Train(Section):
     bucket_mb: Annotated[Positive, Field(ge=1)] | None = Field(
         default=None,
         description="DDP: MiB of gradients per all-reduce; null: from the parameters and the ranks.",
+    )
+    comm_hook: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+        default="none", description="DDP: compression of the gradients that ranks exchange."
+    )
+    powersgd_rank: Count = Field(default=1, description="PowerSGD: rank of the approximation.")
+    powersgd_start: Annotated[Count, Field(ge=2)] = Field(
+        default=1000, description="PowerSGD: steps with whole gradients at the start, 2 or more."
     )
     compile: bool = Field(default=False, description="Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field(
@@ -148,9 +163,13 @@ class FSDP(Section):
         default="auto",
         description="full: over all ranks; hybrid: within each node, copies over nodes; auto: by prediction.",
     )
-    wrap: Literal["auto", "blocks"] = Field(
+    wrap: Literal["auto", "blocks", "size"] = Field(
         default="auto",
-        description="Units to gather: blocks of lists and large layers, or only blocks.",
+        description="Units to gather: blocks of lists and large layers, only blocks, or modules by size.",
+    )
+    min_parameters: Count = Field(
+        default=1_000_000,
+        description="wrap=size: least parameters of a module that is gathered separately.",
     )
     reshard_after_forward: Literal["auto", True, False] = Field(
         default="auto",

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import yaml
 
+from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, wrapper_in
+
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
@@ -104,20 +106,37 @@ def explained(message: str, where: str = "") -> str | None:
     Args:
             where: the place of the error, which follows a short message.
     """
-    entry = known_cause(message)
-    if entry is None:
+    known = _first_known(message)
+    if known is None:
         return None
-    line = next(line for line in message.splitlines() if entry.search(line)).strip()
-    found = entry.search(line)
-    assert found is not None
+    entry, line = known[0], known[1].strip()
+    of_line = match(known[1][:4000])
+    found = of_line and of_line.search(line)
+    assert found
     words = f"{line}{where}" if len(line) <= _SHORT else found[0][:_SHORT]
     return f"{words}: {entry.cause}; {entry.remedy}"
 
 
 def known_cause(message: str) -> KnownMessage | None:
     """Return the initiating entry of the first line of ``message`` that has one, or None."""
-    matched = (match(line[:4000]) for line in message.splitlines())
-    return next((entry for entry in matched if entry and entry.role == "initiating"), None)
+    known = _first_known(message)
+    return known[0] if known else None
+
+
+def _first_known(message: str) -> tuple[KnownMessage, str] | None:
+    """Return the initiating entry of the first line that has one, and the line."""
+    for line in message.splitlines():
+        entry = match(line[:4000])
+        if entry and entry.role == "initiating":
+            if entry.id == OTHER_MODEL and wrapper_in(message):
+                entry = named(WRAPPED)
+            return entry, line
+    return None
+
+
+def named(name: str) -> KnownMessage:
+    """Return the entry with this id."""
+    return next(entry for entry in entries() if entry.id == name)
 
 
 def _load(name: str) -> Any:

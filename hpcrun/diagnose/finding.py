@@ -11,9 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalog import RETRY_WORDS, KnownMessage, Retry, match, may_match, phrases
+from hpcrun.diagnose.catalog import (
+    RETRY_WORDS,
+    KnownMessage,
+    Retry,
+    match,
+    may_match,
+    named,
+    phrases,
+)
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.read_log import LogLine
+from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, LoadedKeys
 
 Confidence = Literal["high", "medium", "low"]
 
@@ -132,6 +141,7 @@ class _Seen:
         self._unknown: _Sighting | None = None
         self._progress: dict[str, Progress] = {}
         self._positions = Positions()
+        self._keys: dict[tuple[str, int | None], LoadedKeys] = {}
         self._order = 0
 
     def add(self, line: LogLine) -> None:
@@ -154,6 +164,8 @@ class _Seen:
         entry = match(line.text[:4000])
         quiet = not certain and is_warning(line.text)
         sighting = _Sighting(line, entry, self._order, progress.advances, raised)
+        if entry is not None and entry.id == OTHER_MODEL:
+            self._keys.setdefault((line.file, line.rank), LoadedKeys()).add(line.text)
         if entry is not None:
             self._keep(replace(sighting, quiet=quiet and entry.level > 0))
             if "ank " in line.text:
@@ -203,6 +215,7 @@ class _Seen:
 
     def finding(self) -> FailureFinding | None:
         """Choose the log line of the first error, and describe it."""
+        wrapper = self._name_wrappers()
         first = (one for one in self._first.values() if not self._handled(one))
         alive = sorted(first, key=lambda one: one.order)
         if all(one.quiet for one in alive):
@@ -216,7 +229,22 @@ class _Seen:
         best = _earliest(candidates)
         if best.scheduler:
             best = _before_the_end(best, candidates) or best
-        return self._describe(best, candidates)
+        finding = self._describe(best, candidates)
+        if best.id == WRAPPED and wrapper:
+            finding = replace(finding, notes=(wrapper, *finding.notes))
+        return finding
+
+    def _name_wrappers(self) -> str:
+        """Let the keys of a checkpoint decide between another model and a wrapper; return what they show."""
+        wrappers = {source: keys.wrapper() for source, keys in self._keys.items()}
+        if not wrappers or not all(wrappers.values()):
+            return ""
+        self._first = {
+            key: replace(one, entry=named(WRAPPED)) if one.id == OTHER_MODEL else one
+            for key, one in self._first.items()
+        }
+        self._counts[WRAPPED] += self._counts.pop(OTHER_MODEL, 0)
+        return next(filter(None, wrappers.values()), "")
 
     def _describe(self, best: _Sighting, candidates: list[_Sighting]) -> FailureFinding:
         same = [one for one in self._first.values() if one.id == best.id]

@@ -32,6 +32,7 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import training_steps
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.metrics.timing import forward_flops, samples_in
 from hpcrun.train.model.checks import require_model, unshardable
 from hpcrun.train.model.prepare import blocks
@@ -121,7 +122,7 @@ def trace(
                 if compiled:
                     compile_blocks(trainer.module, live, tell)
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
-                step = [batch] * min(accumulation, 2)
+                step = MicroBatches([batch] * min(accumulation, 2))
                 reduces = config.fsdp.reduce_each_micro_batch
                 reduces_each = trainer._strategy.auto_reduces if reduces == "auto" else reduces
                 parts = _step(trainer, step, task.loss, live, on_gpu=on_gpu)
@@ -155,7 +156,7 @@ def flops_of_sample(task: Task, batch: Any) -> float | None:
 
 def _step(
     trainer: DistributedAMPTrainer,
-    micro_batches: list[Any],
+    micro_batches: MicroBatches,
     loss: LossFunction,
     live: LiveStorages,
     *,
@@ -218,9 +219,9 @@ def _parallel(config: Config, model: nn.Module, memory: int) -> Any:
     chosen = config.train.parallel
     if config.job.world_size == 1:
         return "single"
-    if chosen == "single":
+    if chosen in ("single", "dp"):
         raise UserError(
-            "train.parallel: single works in one process only; with several ranks use ddp or fsdp"
+            f"train.parallel: {chosen} works in one process only; with several ranks use ddp or fsdp"
         )
     if chosen != "auto":
         return chosen

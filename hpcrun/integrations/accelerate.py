@@ -1,16 +1,21 @@
 """Exact resume for training loops with Accelerate: ``state = exact_resume(accelerator)``."""
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import synchronize_rng_states
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.hook_state import HookStates
+from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import ExactLoader, next_pass
 from hpcrun.integrations.session import (
     ENDED,
@@ -40,7 +45,13 @@ class ExactState:
             name: (loader, exact_shard(loader, name))
             for name, loader in zip(names, accelerator._dataloaders, strict=True)
         }
-        self._buckets = [BucketOrder(model) for model in accelerator._models]
+        models = wrapped(accelerator._models)
+        self._buckets = [BucketOrder(model) for model in models]
+        self._hooks = [
+            HookStates([model], buckets=BucketOrder(model, for_hooks=True)) for model in models
+        ]
+        for one in self._hooks:
+            one.capture()  # refuses a hook whose state cannot be saved, before training
         self._used: dict[str, int] = {}
         self._session = FolderSession(
             default_folder(folder),
@@ -146,7 +157,8 @@ class ExactState:
             )
         place = {"epoch": self.epoch, "used": self._used, "loaders": loaders}
         buckets = [one.state_dict() for one in self._buckets]
-        own = {**place, "buckets": buckets, "random": capture_rank()}
+        hooks = [one.capture() for one in self._hooks]
+        own = {**place, "buckets": buckets, "hooks": hooks, "random": capture_rank()}
         self._session.commit(self.steps, own)
         self._saved = self.steps
 
@@ -159,6 +171,11 @@ class ExactState:
         self._accelerator.load_state(str(self._session.folders.path(step)))
         for buckets, state in zip(self._buckets, own["buckets"], strict=True):
             buckets.load_state_dict(state)
+        for hooks, state in zip(
+            self._hooks, own.get("hooks", [None] * len(self._hooks)), strict=True
+        ):
+            if note := hooks.restore(state):
+                self._session.say(note)
         for name, (_, exact) in self._loaders.items():
             exact.load_state_dict(own["loaders"][name])
         self.steps = self._saved = step
@@ -195,6 +212,18 @@ def exact_resume(
     """
     continue_wandb_run()
     return ExactState(accelerator, folder, every, keep)
+
+
+def wrapped(models: list[nn.Module]) -> list[nn.Module]:
+    """Return each model in its DDP wrapper, if it has one.
+
+    Accelerate keeps the models without their wrappers, and a model has no reference to its wrapper.
+    """
+    found = {}
+    for one in gc.get_objects():
+        if type(one) is DistributedDataParallel:
+            found[id(one.module)] = found[id(bare(one))] = one
+    return [found.get(id(model), model) for model in models]
 
 
 def exact_shard(loader: Any, name: str) -> ExactBase:

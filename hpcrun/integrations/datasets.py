@@ -24,11 +24,21 @@ from hpcrun.ranks.signals import ignore_in_helper_process
 
 
 class Order(NamedTuple):
-    """A batch to read: its seed, the pass, and its indices as the sampler gave them."""
+    """A batch to read: its seed, the pass, and its indices as the sampler gave them.
+
+    ``probe``: read the samples of ``indices``, a list, and return a :class:`Probed` in place of a batch.
+    """
 
     seed: int
     epoch: int
     indices: Any
+    probe: bool = False
+
+
+class Probed(NamedTuple):
+    """The hash of some samples; None: they cannot be compared."""
+
+    content: str | None
 
 
 class SeededDataset(Dataset[Any]):
@@ -51,7 +61,14 @@ class SeededDataset(Dataset[Any]):
         """Return the collated batch of ``order``."""
         with set_apart():
             self._begin(order)
+            if order.probe:
+                return Probed(comparable(self._samples(order.indices)))
             return self._collate(self._read(order.indices))
+
+    def _samples(self, indices: list[Any]) -> list[Any]:
+        if self._batched:
+            return list(self._read(indices))
+        return [self.dataset[index] for index in indices]
 
     def _begin(self, order: Order) -> None:
         if self._epoch != order.epoch:
@@ -230,8 +247,20 @@ def has_state(dataset: Any) -> bool:
     return not theirs and all(callable(getattr(dataset, way, None)) for way in ways)
 
 
-def hash_of(batch: Any) -> str:
-    """Return a hash of the tensors, arrays, numbers and texts in ``batch``."""
+def comparable(samples: Any) -> str | None:
+    """Return a hash of ``samples``; None if a part of them has no bytes, such as an open file."""
+    try:
+        return hash_of(samples, pickle.dumps)
+    except Exception:  # any error of the objects in a sample means that they cannot be compared
+        return None
+
+
+def hash_of(batch: Any, others: Callable[[Any], bytes] | None = None) -> str:
+    """Return a hash of the tensors, arrays, numbers and texts in ``batch``.
+
+    Args:
+        others: returns the bytes of other objects; None: they do not count.
+    """
     content = xxhash.xxh3_64()
     below = [batch]
     while below:
@@ -246,4 +275,6 @@ def hash_of(batch: Any) -> str:
             below += value
         elif isinstance(value, str | bytes | int | float):
             content.update(repr(value).encode())
+        elif others is not None:
+            content.update(others(value))
     return content.hexdigest()

@@ -8,14 +8,15 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.lightning_state import RankState, TrainerState
 from hpcrun.integrations.loader import ExactLoader
 from hpcrun.integrations.session import (
@@ -85,6 +86,8 @@ class ExactResume(Callback):  # type: ignore[misc]
         # Lightning's handler of SIGTERM starts a collective, and that of SIGUSR1 requeues the job.
         trainer._signal_connector.register_signal_handlers = _nothing
         STOP.install()
+        if "HPCRUN_RUN" not in os.environ:
+            _keep_requeue(trainer)
         training = Training(trainer, folder, self._options)
         trainer.strategy.process_dataloader = training.exact_loader
         trainer.fit_loop.run = training.run
@@ -276,6 +279,20 @@ def _hide_slurm() -> None:
         module = sys.modules.get(f"{package}.plugins.environments.slurm")
         if module is not None:
             module.SLURMEnvironment.detect = staticmethod(lambda: False)
+
+
+def _keep_requeue(trainer: Any) -> None:
+    """Let Lightning requeue a job that hpcrun did not submit, after hpcrun's save in place of its own."""
+    environment = trainer._accelerator_connector.cluster_environment
+    signal_of_slurm = getattr(environment, "requeue_signal", None)
+    if not getattr(environment, "auto_requeue", False) or signal_of_slurm is None:
+        return
+
+    def requeue(number: int, frame: FrameType | None) -> None:
+        trainer.save_checkpoint = _nothing
+        trainer._signal_connector._slurm_sigusr_handler_fn(number, frame)
+
+    STOP.keep(signal_of_slurm, requeue)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

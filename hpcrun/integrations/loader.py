@@ -8,6 +8,7 @@ import atexit
 import gc
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -15,17 +16,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    IterDataPipe,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hpcrun.errors import UserError
 from hpcrun.integrations.datasets import (
     Order,
+    Probed,
     Reader,
     SeededDataset,
     SeededStream,
     StreamItem,
     WorkerStart,
+    comparable,
     has_state,
     set_epoch,
 )
@@ -41,6 +52,8 @@ from hpcrun.ranks.signals import end_helpers
 
 _REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
+_COMPARED, _PROBED = 256, 3
+"""Numbers of indices and of samples by which ranks recognize that they read the same data."""
 
 
 class ExactLoader:
@@ -58,6 +71,10 @@ class ExactLoader:
         loader: the DataLoader.
         epoch: number of the pass, from 0.
         batches: number of batches of this pass that were handed out.
+        probes: compute ``order`` and ``samples``, which ranks compare.
+        order: hash of the first indices of the sampler in this start; None: not computed.
+        samples: hash of some samples, read with seeds that are equal on all ranks, or of the first batch of
+            an iterable dataset in this start; None: not computed.
 
     Raises:
         UserError: the loader cannot be exact; the text has the reason and the remedy.
@@ -76,6 +93,9 @@ class ExactLoader:
         self._generator_seeds = [fingerprint(one) for one in self._generators]
         self.epoch, self.batches = 0, 0
         self._begun = self.resumed = self._tried = False
+        self.probes = False
+        self.order: str | None = None
+        self.samples: str | None = None
         self._sampler: Any = (
             loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         )
@@ -104,6 +124,39 @@ class ExactLoader:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def count(self) -> int | None:
+        """Return the number of batches in a pass; None: unknown, as for an iterable dataset."""
+        if self._is_stream:
+            return None
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError):
+            return None
+
+    @property
+    def sampler_name(self) -> str:
+        """The type of the sampler, or of the user's own batch sampler."""
+        usual = type(self._sampler) is BatchSampler
+        return type(self.loader.sampler if usual else self._sampler).__name__
+
+    @property
+    def replica(self) -> tuple[int, int] | None:
+        """The number of replicas and the rank of a ``DistributedSampler``; None without one."""
+        for part in _parts(self.loader):
+            count, rank = getattr(part, "num_replicas", None), getattr(part, "rank", None)
+            if isinstance(count, int) and isinstance(rank, int):
+                return count, rank
+        return None
+
+    @property
+    def whole(self) -> int:
+        """Number of samples of the dataset if a pass reads each of them in random order, else 0."""
+        sampler: Any = self.loader.sampler
+        if type(sampler) is not RandomSampler or sampler.replacement:
+            return 0
+        size = len(sampler.data_source)
+        return size if len(sampler) == size else 0
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next pass, or the rest of a saved pass."""
@@ -181,6 +234,9 @@ class ExactLoader:
         for batch in self._inner:
             if self.epoch != epoch:
                 raise RuntimeError(f"{self.name}: a new pass has begun; do not mix two iterators")
+            if isinstance(batch, Probed):
+                self.samples = batch.content
+                continue
             self.batches += 1
             yield batch
 
@@ -189,9 +245,13 @@ class ExactLoader:
         epoch, start = self.epoch, self.batches
         if not self._tried:
             # In its first pass, a sampler with a hidden state would still look exact.
-            first, again = (next(self._places(), None) for _ in range(2))
+            tried = self._places()
+            first, again = next(tried, None), next(self._places(), None)
             self._require_same(_as_bytes(first), _as_bytes(again))
             self._tried = True
+            if self.probes and first is not None:
+                # Equal on all ranks: the seed, and the samples if the sampler draws from all of them.
+                yield Order(0, epoch, self._probe(chain([first], tried)), probe=True)
         places, content = self._places(), xxhash.xxh3_64()
         for _ in range(start):
             content.update(_as_bytes(next(places, None)))
@@ -215,14 +275,33 @@ class ExactLoader:
                 return
             yield indices
 
+    def _probe(self, places: Iterator[Any]) -> list[Any]:
+        """Hash the first indices of a pass; return the indices of a few samples, to compare them."""
+        content, count = xxhash.xxh3_64(), 0
+        first: list[Any] = []
+        for indices in places:
+            content.update(_as_bytes(indices))
+            several = self.loader.batch_sampler is not None
+            if len(first) < _PROBED:
+                first += indices if several else [indices]
+            count += len(indices) if several else 1
+            if count >= _COMPARED:
+                break
+        self.order = content.hexdigest()
+        if type(self.loader.sampler) in (RandomSampler, SequentialSampler) and (
+            type(self._sampler) in (RandomSampler, SequentialSampler, BatchSampler)
+        ):
+            dataset: Any = self.loader.dataset
+            last = len(dataset) - 1
+            return sorted({0, last // 2, last})
+        return first[:_PROBED]
+
     def _require_same(self, now: Any, before: Any) -> None:
         if now != before:
-            usual = type(self._sampler) is BatchSampler
-            name = type(self.loader.sampler if usual else self._sampler).__name__
             raise UserError(
-                f"{self.name}: {name} gives other samples when it is iterated again, so a resume would "
-                "repeat or skip samples; a sampler must draw from the global generators or from one in an "
-                "attribute, or have set_epoch()"
+                f"{self.name}: {self.sampler_name} gives other samples when it is iterated again, so a "
+                "resume would repeat or skip samples; a sampler must draw from the global generators or "
+                "from one in an attribute, or have set_epoch()"
             )
 
     def _stream(self) -> Iterator[Any]:
@@ -245,6 +324,8 @@ class ExactLoader:
         item: StreamItem
         for item in self._inner:
             readers[item.number] = item.reader
+            if self.probes and self.samples is None:
+                self.samples = comparable(item.batch)
             self.batches += 1
             self._readers.append((self.batches, (item.number + 1) % count, list(readers)))
             yield item.batch

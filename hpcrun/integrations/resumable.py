@@ -8,17 +8,19 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import (
     ExactLoader,
     UnknownLoaders,
     next_pass,
     require_own_generators,
 )
+from hpcrun.integrations.rank_data import RankData
 from hpcrun.integrations.session import (
     ENDED,
     Session,
@@ -40,6 +42,7 @@ def resumable(
     minutes: float | None = None,
     folder: Path | str | None = None,
     retention: Retention | None = None,
+    same_samples: bool = False,
     **others: Any,
 ) -> "Resumable":
     """Resume this training from its newest valid checkpoint, and make it save and stop by itself. Collective.
@@ -61,6 +64,8 @@ def resumable(
         folder: the folder of the checkpoints; None: that of the run in a job of hpcrun, else
             ``checkpoints``.
         retention: rule for the checkpoints to keep.
+        same_samples: ranks may read the same samples, as the ranks of a tensor-parallel group do. Otherwise
+            :meth:`Resumable.step` refuses it.
         others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
             such as ``ema=ema``; the same on all ranks. They are filled in place.
 
@@ -71,7 +76,7 @@ def resumable(
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"loader": loader, "scaler": scaler}
     options = {"every": every, "minutes": minutes, "retention": retention}
-    return Resumable(parts, others, folder, options)
+    return Resumable(parts, others, folder, options, same_samples=same_samples)
 
 
 class Resumable:
@@ -90,6 +95,8 @@ class Resumable:
         others: dict[str, Any],
         folder: Path | str | None,
         options: dict[str, Any],
+        *,
+        same_samples: bool,
     ) -> None:
         """Take the arguments of :func:`resumable`: ``options`` are those of the saves."""
         refuse_in_a_line()
@@ -112,13 +119,20 @@ class Resumable:
         self._open = False  # a batch was handed out after the last step
         self._most: int | None = None  # steps
         self._unknown = UnknownLoaders()
+        self._passes: dict[str, Lookahead] = {}
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
         extra = dict(others)
         extra |= {name: one for name, one in optimizers.items() if name != first}
         for several in (self._schedulers, scalers):
             extra |= {name: several[name] for name in list(several)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
+        own: dict[str, Any] = {"loop": self}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
+        if len(models) > 1:  # The module of all models has none of their wrappers.
+            own |= {
+                f"hooks.{name}": HookStates([one], buckets=BucketOrder(one, for_hooks=True))
+                for name, one in models.items()
+            }
         self._session = Session(
             folder,
             model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
@@ -128,10 +142,11 @@ class Resumable:
             scheduler=next(iter(self._schedulers.values()), None),
             scaler=next(iter(scalers.values()), None),
             extra=extra,
-            own={"loop": self},
+            own=own,
             **options,
         )
-        self.steps = self._session.restore()
+        self._data = RankData(self._session.ranks, self._loaders, same_samples=same_samples)
+        self.steps = self._first = self._session.restore()
         self.notes = self._session.checkpointer.notes
         if self.steps:
             self._resumed, self._random = True, capture_rank()
@@ -152,8 +167,9 @@ class Resumable:
             SystemExit: code 75, after a signal to stop; the state is saved.
             CheckpointError: as :meth:`hpcrun.Checkpointer.save`; in the first steps of a start and of an
                 epoch also if the state cannot be saved.
-            UserError: no batch came from :meth:`batches` since the last step, or in the first two steps of
-                a start a ``DataLoader`` that :func:`resumable` was not given has given batches.
+            UserError: no batch came from :meth:`batches` since the last step; in the first two steps of
+                a start a ``DataLoader`` that :func:`resumable` was not given has given batches; in the
+                first two steps of a pass also if ranks read the same samples or unequal numbers of batches.
         """
         if self._loaders and not self._open:
             raise UserError(
@@ -165,8 +181,31 @@ class Resumable:
         self._places = self._scheduled()
         self.steps += 1
         self.kept = keep
-        if reason := self._session.step(self.steps):
+        left = None if self._most is None else self._most - self.steps + 1
+        used = self._used()
+        if self._data.due:
+            # Before the step is reported: a job that is refused in its first step does not start again.
+            self._data.step(used, left)
+        notes = self._looked_ahead(used)
+        if reason := self._session.step(self.steps, notes):
             self._session.leave(self.steps, reason)
+        if self._data.has_begun(self._session.notes()):
+            self._data.step(used, left)
+
+    def _used(self) -> dict[str, int]:
+        """Return the numbers of batches of the passes in progress."""
+        used = {name: self.position(one.loader) for name, one in self._loaders.items()}
+        return {name: count for name, count in used.items() if name in self._left}
+
+    def _looked_ahead(self, used: dict[str, int]) -> list[int]:
+        """Return the notes of this rank for the other ranks; none on a single rank."""
+        if not self._data.active:
+            return []
+        for name in used:
+            if self._data.uncounted(name) and not self._is_over():
+                # A batch ahead, so that no rank begins a step that another rank does not make.
+                self._data.note_ahead(name, self._passes[name].has_more())
+        return self._data.notes(used, over=self._is_over())
 
     def epochs(self, count: int, *, max_steps: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs that are left, up to ``count``; then :meth:`finish`.
@@ -196,6 +235,7 @@ class Resumable:
             # The code after the epoch before may have changed what the checkpoint holds.
             self._session.unchecked = max(1, self._session.unchecked)
             yield self.epoch
+            self._require_batches()
             if not self._is_over():
                 self.epoch, self._epoch_random = self.epoch + 1, None
         self.finish()
@@ -225,22 +265,29 @@ class Resumable:
         if not resumed and name in self._left:
             raise UserError(
                 f"state.batches(): the loop has left the pass over {name} before its end, after "
-                f"{exact.batches} batches, where a resume would continue; in place of break or islice use "
-                f"state.batches(loader, limit={exact.batches}), or state.epochs(…, max_steps=…)"
+                f"{self.position(loader)} batches, where a resume would continue; in place of break or "
+                f"islice use state.batches(loader, limit={self.position(loader)}), or "
+                "state.epochs(…, max_steps=…)"
             )
         self._begun.add(name)
         rest = iter(exact)
         if resumed:
             # What ran since the restore, such as a validation, may have drawn random numbers.
             apply_rank(self._random)
-        return self._counted(name, exact, rest, limit)
+        self._data.begin(name, limit)
+        self._passes[name] = ahead = Lookahead(rest)
+        return self._counted(name, exact, ahead, limit)
 
     def position(self, loader: Any = None) -> int:
         """Return the number of batches of the current pass over ``loader`` that were handed out.
 
         Use it for the numbers of the batches: ``enumerate(state.batches(loader), state.position(loader))``.
         """
-        return self._exact(loader)[1].batches
+        name, exact = self._exact(loader)
+        return exact.batches - self._ahead(name)
+
+    def _ahead(self, name: str) -> int:
+        return len(self._passes[name].ahead) if name in self._passes else 0
 
     def finish(self) -> None:
         """Save the last step, and :meth:`close`; :meth:`epochs` calls it. Collective.
@@ -291,7 +338,7 @@ class Resumable:
 
     def _pass(self, name: str, loader: ExactLoader) -> dict[str, Any]:
         """Return the position of a loader; its next pass if it had none in this epoch."""
-        place = loader.state_dict()
+        place = loader.state_dict(loader.batches - self._ahead(name))
         in_epochs = self.epoch or self._epoch_random is not None
         ended = self._epoch_random is None or name not in self._begun
         return next_pass(place) if in_epochs and ended else place
@@ -306,12 +353,16 @@ class Resumable:
         )
 
     def _counted(
-        self, name: str, exact: ExactLoader, rest: Iterator[Any], limit: int | None
+        self, name: str, exact: ExactLoader, rest: "Lookahead", limit: int | None
     ) -> Iterator[Any]:
         self._left.add(name)
         first = True
         try:
-            while (limit is None or exact.batches < limit) and not self._is_over():
+            while not self._is_over():
+                if limit is not None and exact.batches - self._ahead(name) >= limit:
+                    break
+                if rest.looked and not self._open:
+                    self._data.require_even(self._session.notes(wait=True), name)
                 batch = next(rest, _END)
                 if batch is _END:
                     break
@@ -323,6 +374,17 @@ class Resumable:
         finally:
             if self._ended:  # this pass, or another pass in the same zip()
                 self._left.discard(name)
+
+    def _require_batches(self) -> None:
+        """Raise UserError in the first epoch of a start if this rank had no batch, and is one of several."""
+        ranks = self._session.ranks
+        empty = [name for name in self._begun if not self._loaders[name].batches]
+        if ranks.world_size > 1 and self.steps == self._first and empty:
+            raise UserError(
+                f"{empty[0]}: rank {ranks.rank} has no batch, so the other ranks would wait for it; give "
+                f"the {ranks.world_size} ranks at least as many samples: sampler=DistributedSampler(dataset) "
+                "pads the data; or start fewer ranks"
+            )
 
     def _is_over(self) -> bool:
         return self._most is not None and self.steps >= self._most
@@ -342,6 +404,34 @@ class Resumable:
 
     def _scheduled(self) -> list[Any]:
         return [getattr(one, "last_epoch", None) for one in self._schedulers.values()]
+
+
+class Lookahead:
+    """Iterator that can look one batch ahead.
+
+    Attributes:
+        ahead: the batch that was read and not handed out, if any.
+        looked: a look has found the next batch, or the end, since the last batch.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self.ahead: list[Any] = []
+        self.looked = False
+
+    def __iter__(self) -> "Lookahead":
+        return self
+
+    def __next__(self) -> Any:
+        self.looked = False
+        return self.ahead.pop() if self.ahead else next(self._batches)
+
+    def has_more(self) -> bool:
+        """Return True if there is another batch, and keep it."""
+        if not self.ahead:
+            self.ahead = [one for one in [next(self._batches, _END)] if one is not _END]
+        self.looked = True
+        return bool(self.ahead)
 
 
 def _named(kind: str, value: Any) -> dict[str, Any]:

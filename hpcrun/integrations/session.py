@@ -6,7 +6,7 @@ The checkpoints are those of hpcrun (:class:`Session`) or of a framework (:class
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,21 +54,35 @@ class Stop:
         self.ranks = Ranks(rank, size, group, CheckpointError)
         self._agreement = StopAgreement(group)
 
-    def reason(self, steps: int) -> StopReason:
+    def reason(self, steps: int, notes: Sequence[int] = ()) -> StopReason:
         """Report the step, and return the reason to stop that the ranks have agreed on, or NONE.
 
         Args:
             steps: number of finished steps, the same on all ranks; larger at each call.
+            notes: as for :meth:`hpcrun.StopAgreement.exchange`.
         """
         report(steps)
-        return self._agreement.exchange(steps, STOP.reason)
+        return self._agreement.exchange(steps, STOP.reason, notes)
+
+    def notes(self, *, wait: bool = False) -> list[int]:
+        """Return the largest notes of all ranks of the step before the last; empty in the first step.
+
+        Args:
+            wait: return those of the last step; every rank has made it.
+        """
+        if wait:
+            self._agreement.read()
+        return self._agreement.notes
 
     def _end(self, steps: int, reason: StopReason) -> NoReturn:
-        self._say(f"stopped after step {steps} ({reason.name.lower()}), saved; exit code {AGAIN}")
+        end = "the program's own handler continues" if STOP.replaced else f"exit code {AGAIN}"
+        self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; {end}")
         end_helpers()
+        self._agreement.hand_over()
         raise SystemExit(AGAIN)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Write a line to standard error, on rank 0."""
         if self.ranks.rank == 0:
             say_aside(f"hpcrun: {text}")
 
@@ -118,10 +132,10 @@ class Session(Stop):
         steps = self.checkpointer.restore()
         if steps:
             notes = "".join(f"; {note}" for note in self.checkpointer.notes)
-            self._say(f"resumed after step {steps} from {self.folder}{notes}")
+            self.say(f"resumed after step {steps} from {self.folder}{notes}")
         return steps
 
-    def step(self, steps: int) -> StopReason:
+    def step(self, steps: int, notes: Sequence[int] = ()) -> StopReason:
         """Do as :meth:`reason`; save asynchronously if the interval has passed and no stop is due.
 
         Returns:
@@ -130,7 +144,7 @@ class Session(Stop):
         Raises:
             CheckpointError: the state cannot be saved, in a step that checks it. Raised on all ranks.
         """
-        reason = self.reason(steps)
+        reason = self.reason(steps, notes)
         if self.unchecked:
             self.unchecked -= 1
             self.checkpointer.require_savable()
@@ -199,7 +213,7 @@ class FolderSession(Stop):
             return None
         with explained("be read", self._own(step)):
             own: dict[str, Any] = torch.load(self._own(step), weights_only=True)
-        self._say(f"resumed after step {step} from {self.folders.path(step)}")
+        self.say(f"resumed after step {step} from {self.folders.path(step)}")
         return step, own
 
     def commit(self, step: int, own: dict[str, Any], protect: Path | None = None) -> None:

@@ -16,9 +16,10 @@ import torch
 import transformers.trainer
 from transformers import Trainer, TrainerCallback
 
+from hpcrun.checkpoint.state.bucket_order import BucketOrder
+from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.errors import UserError
 from hpcrun.integrations.accelerate import ExactBase, exact_shard
-from hpcrun.integrations.buckets import BucketOrder
 from hpcrun.integrations.loader import next_pass
 from hpcrun.integrations.session import (
     ENDED,
@@ -107,9 +108,14 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         handler.callbacks.append(self)
         self._epoch = self._own.get("epoch", 0) - 1
         trainer = self._trainer
-        self._buckets = BucketOrder(trainer.model_wrapped)
+        model = trainer.model_wrapped
+        self._buckets = BucketOrder(model)
+        self._hooks = HookStates([model], buckets=BucketOrder(model, for_hooks=True))
+        self._hooks.capture()  # refuses a hook whose state cannot be saved, before training
         if self._own:
             self._buckets.load_state_dict(self._own["buckets"])
+            if note := self._hooks.restore(self._own.get("hooks")):
+                self._session.say(note)
             trainer._tr_loss = self._own["loss"].to(args.device)
             # The Trainer reports the mean loss of the steps since its own start.
             trainer._total_loss_scalar = -float(trainer._tr_loss)
@@ -219,6 +225,7 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
             "batches": 0 if self._at_end else self._batches,
             "loader": next_pass(place) if self._at_end else place,
             "buckets": self._buckets.state_dict(),
+            "hooks": self._hooks.capture(),
             "loss": trainer._tr_loss.detach().cpu(),
             "logged": trainer._globalstep_last_logged,
             "stopped": control.should_training_stop and step < state.max_steps,

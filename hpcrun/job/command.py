@@ -72,7 +72,7 @@ def require_there(
     """
     if not launched:
         _require_program(command[0], folder)
-    script = _script(command, launched)
+    script = script_of(command, launched)
     if script is None or "$" in script or (folder / script).exists():
         return
     path = Path(script)
@@ -93,7 +93,13 @@ def _require_program(name: str, folder: Path) -> None:
     raise UserError(f"{name}: cannot be run by itself; {remedy}")
 
 
-def _script(command: Sequence[str], launched: bool) -> str | None:
+def is_python(command: Sequence[str]) -> bool:
+    """Return True if ``command`` starts a Python program: by an interpreter, or through a shell script."""
+    name = Path(command[0]).name
+    return bool(_PYTHON.fullmatch(name)) or name.endswith(".py") or name in _SHELLS
+
+
+def script_of(command: Sequence[str], launched: bool = False) -> str | None:
     """Return the script that ``command`` runs, if its words show it."""
     name = Path(command[0]).name
     if launched or name in _LAUNCHERS:

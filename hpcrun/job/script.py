@@ -18,11 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
 from hpcrun.job.command import Launcher
+from hpcrun.job.copies import CopyWatch
 from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop, record_end
@@ -117,6 +119,9 @@ def run_script(
         child = _start(command, environ, launcher)
         if config.rank == 0:
             progress.note_start()
+        copies = None
+        if config.rank == 0 and launcher is None and met.launch_method in ("slurm", "local"):
+            copies = CopyWatch(command, Path.cwd(), folder, met.master_port, met.world_size)
         watch = ScriptWatch(
             child,
             run,
@@ -126,6 +131,7 @@ def run_script(
             terms.warning,
             progress,
             silent_after=terms.silent_after,
+            copies=copies,
         )
         mail = Mailbox(folder, config.world_size)
         with Answering(

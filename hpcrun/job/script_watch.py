@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcrun.job import exit_codes
+from hpcrun.job.copies import CopyWatch
 from hpcrun.job.script_end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
@@ -39,6 +40,7 @@ class ScriptWatch:
         late_signal: float = 1.0,
         silent_after: float | None = None,
         owner_every: float = 5.0,
+        copies: CopyWatch | None = None,
     ) -> None:
         """Watch ``child``.
 
@@ -50,6 +52,7 @@ class ScriptWatch:
             silent_after: seconds without output of any rank after which rank 0 records a hang and kills the
                 script; None: never.
             owner_every: seconds between two reads of ``owner.json`` in a small world.
+            copies: prints a line if the ranks are separate trainings; None: another rank or a launcher.
         """
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}
@@ -61,7 +64,7 @@ class ScriptWatch:
         self._pause = max(owner_every, config.world_size / 100)
         self._owner_due = time.monotonic() + self._pause * config.rank / config.world_size
         self._reported: str | None = None
-        self._rank = config.rank
+        self._rank, self._copies = config.rank, copies
         self._progress, self._late_signal = progress, late_signal
         self._silent_after = silent_after if config.rank == 0 else None
         self._logs = run.attempt_logs(attempt)
@@ -81,6 +84,8 @@ class ScriptWatch:
             self._yield_to_successor()
             self._progress.look()
             self._end_silence()
+            if self._copies is not None:
+                self._copies.look()
             began = time.monotonic()
             try:
                 code = self._child.wait(timeout=_TICK)
@@ -90,6 +95,8 @@ class ScriptWatch:
             deadline = time.monotonic() + self._late_signal
             while not self._flag.reason and time.monotonic() < deadline:
                 time.sleep(_TICK / 4)
+            if self._copies is not None and code == 0:
+                self._copies.look(ended=True)
             if self._flag.reason:
                 self._progress.stop_received()
             if self._flag.reason and died_of_stop(code):

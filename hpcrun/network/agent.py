@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpcrun.network.links import Links
+from hpcrun.network.perftest import Perftest
 from hpcrun.network.probes import Needs, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
 from hpcrun.ranks.interfaces import own_interfaces
@@ -26,7 +27,7 @@ class Agent:
 
     def __init__(self, name: str, out: TextIO = sys.stdout) -> None:
         self.name, self._out = name, out
-        self._links, self._ranks = Links(name), NodeRanks()
+        self._links, self._ranks, self._perftest = Links(name), NodeRanks(), Perftest()
         self._orders: dict[str, Callable[..., Any]] = {
             **{name: partial(self._probe, name) for name in probes()},
             "write": partial(write, name=name),
@@ -38,6 +39,12 @@ class Agent:
             "prepare": self._ranks.prepare,
             "measure": self._measure,
             "site": site,
+            "hold": self._links.hold,
+            "release": self._links.release,
+            "reach": self._links.reach,
+            "rdma": self._perftest.facts,
+            "rdma-serve": self._perftest.serve,
+            "rdma-measure": self._measure_rdma,
         }
 
     def hello(self) -> None:
@@ -60,6 +67,7 @@ class Agent:
     def close(self) -> None:
         """End the child processes."""
         self._ranks.close()
+        self._perftest.close()
 
     def _say(self, number: int, **facts: Any) -> None:
         line = {"node": self.name, "number": number, **facts}
@@ -73,6 +81,10 @@ class Agent:
         group = next(one for one in groups if self.name in one["members"])
         rank, count = group["members"][self.name]
         return self._ranks.run({**group, "members": {}}, rank, count)
+
+    def _measure_rdma(self, servers: Mapping[str, tuple[str, int]], seconds: int) -> dict[str, Any]:
+        """Send to this node's server of ``servers``: its address and port."""
+        return self._perftest.measure(*servers[self.name], seconds)
 
 
 def site() -> dict[str, Any]:

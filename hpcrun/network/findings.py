@@ -22,6 +22,7 @@ from hpcrun.network.measurements import (
     usual_rate,
 )
 from hpcrun.network.probes import Finding
+from hpcrun.network.rank_zero_ports import port_findings
 
 # A node or a link below this fraction of the usual rate is slow.
 _THRESHOLD = 0.5
@@ -48,6 +49,8 @@ def findings(measured: NetworkMeasurements) -> list[Finding]:
         # A wrong MTU explains low rates.
         [one for one in measured.probed if one.status in ("warn", "fail")],
         _of_rates(measured.transfers),
+        # Last: on a link that loses packets, an open port may look closed.
+        port_findings(measured.ports),
     ):
         named = {one.nodes for one in found}
         fresh = [
@@ -226,7 +229,10 @@ def as_data(measured: NetworkMeasurements, found: Sequence[Finding]) -> dict[str
         ],
         "usual_bits_per_second": usual_rate(rates),
         "names": [vars(check) for check in measured.names],
+        "ports": [vars(check) for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],
+        "rdma": [transfer.as_record() for transfer in measured.rdma],
+        "rdma_not_measured": measured.no_rdma,
         "collective": measured.collective.as_record() if measured.collective else None,
         "findings": [finding.as_record() for finding in found],
         "exclude": excluded(found),

@@ -16,6 +16,8 @@ from typing import Any
 
 from hpcrun.ranks.interfaces import own_interfaces
 
+TRIES, TRY = 3, 3.5
+"""Seconds for a connection to a port that may be closed: a lost segment is sent again after one and three."""
 CONNECT = 8.0
 """Seconds for a connection: three consecutive lost segments take seven."""
 _ANSWER = 5.0
@@ -39,6 +41,7 @@ class Links:
         self._arrived = threading.Condition()
         self._peers: dict[str, Mapping[str, Any]] = {}
         self._token = ""
+        self._held: list[socket.socket] = []
 
     def listen(self) -> dict[str, Any]:
         """Start to listen; return the port and the own addresses."""
@@ -78,6 +81,48 @@ class Links:
             "refused": any(one.get("refused") for one in sent),
             "lost": max(shares, default=None),
         }
+
+    def hold(self, ports: Sequence[int]) -> list[int]:
+        """Listen on those of ``ports`` that are free here, and return them."""
+        for port in ports:
+            with contextlib.suppress(OSError):
+                server = listener(port)
+                self._held.append(server)
+                threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+        return [server.getsockname()[1] for server in self._held]
+
+    def release(self) -> None:
+        """Stop to listen on the held ports."""
+        for server in self._held:
+            # A close does not wake the thread that accepts, and the port would stay open.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
+        self._held.clear()
+
+    def reach(self, target: str, ports: Sequence[int]) -> dict[str, list[int]]:
+        """Return the ports of ``target`` that cannot be reached from here."""
+        found: dict[str, list[int]] = {"refused": [], "unreachable": []}
+        with ThreadPoolExecutor(max(1, len(ports))) as pool:
+            problems = pool.map(lambda port: self._port_problem(target, port), ports)
+            for port, problem in zip(ports, problems, strict=True):
+                if problem:
+                    found[problem].append(port)
+        return found
+
+    def _port_problem(self, target: str, port: int) -> str | None:
+        # Lost segments look like a firewall, hence further tries.
+        for _ in range(TRIES):
+            try:
+                address = self._peers[target]["address"]
+                with self._connect(address, port, {"kind": "ping"}, TRY) as link:
+                    if read_line(link, TRY).get("node") == target:
+                        return None
+            except ConnectionRefusedError:
+                return "refused"
+            except (OSError, ValueError):
+                continue
+        return "unreachable"
 
     def _accept(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -154,14 +199,18 @@ class Links:
         return None if rates is None else sum(rates)
 
 
-def listener() -> socket.socket:
-    """Return a socket that listens on a free port of all interfaces, with IPv6 if available."""
+def listener(port: int = 0) -> socket.socket:
+    """Return a socket that listens on all interfaces, with IPv6 if available; raises OSError.
+
+    Args:
+        port: 0 means any free port.
+    """
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(
-                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256
             )
-    return socket.create_server(("", 0), backlog=256)
+    return socket.create_server(("", port), backlog=256)
 
 
 def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:

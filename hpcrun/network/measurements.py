@@ -52,6 +52,44 @@ class Transfer:
 
 
 @dataclass(frozen=True)
+class PortCheck:
+    """One node's connections to the ports of ``target`` that ``target`` held.
+
+    ``refused``: the target answered, and refused. ``unreachable``: no answer.
+    """
+
+    node: str
+    target: str
+    tried: tuple[int, ...]
+    refused: Sequence[int] = ()
+    unreachable: Sequence[int] = ()
+
+    @property
+    def failed(self) -> list[int]:
+        """The ports that could not be reached."""
+        return sorted([*self.refused, *self.unreachable])
+
+
+@dataclass(frozen=True)
+class RdmaTransfer:
+    """RDMA writes from one node to another. ``rate`` in bit/s; None with a ``problem``.
+
+    ``device``: device and port of the sender, such as ``mlx5_0:1``.
+    """
+
+    sender: str
+    receiver: str
+    device: str
+    rate: float | None
+    problem: str | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the transfer as one flat JSON object."""
+        found = asdict(self)
+        return found | {"bits_per_second": found.pop("rate")}
+
+
+@dataclass(frozen=True)
 class Collective:
     """An all-reduce over ``nodes``. ``busbw``: bytes per second, None if it did not finish.
 
@@ -79,7 +117,7 @@ class NetworkMeasurements:
     """All measurements of a check.
 
     ``silent``: nodes that did not answer, and why. ``ended``: all tasks ended before the check did.
-    ``probed``: the findings of the probes.
+    ``probed``: the findings of the probes. ``no_rdma``: nodes without an RDMA measurement, and why.
     """
 
     nodes: list[str]
@@ -87,7 +125,10 @@ class NetworkMeasurements:
     ended: bool = False
     names: list[NameCheck] = field(default_factory=list)
     probed: list[Finding] = field(default_factory=list)
+    ports: list[PortCheck] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
+    rdma: list[RdmaTransfer] = field(default_factory=list)
+    no_rdma: dict[str, str] = field(default_factory=dict)
     collective: Collective | None = None
     seconds: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """The coordinator of a network check: asks the nodes to measure their links, and runs an all-reduce."""
 
+import os
 import secrets
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ from hpcrun.network.measurements import (
     rounds_for,
 )
 from hpcrun.network.probes import Needs, findings_of, probes, record_from
+from hpcrun.network.rank_zero_ports import check_ports, tried_ports
+from hpcrun.network.rdma import RdmaCheck
 from hpcrun.network.torch_child import IMPORT
 
 _GRACE, _READY = 10.0, 30.0
@@ -33,12 +36,14 @@ _CONNECTING = 0.05
 class Options:
     """Options of the measurement. ``seconds``: of each round.
 
-    ``all_reduce``: seconds after which an all-reduce over all nodes counts as hanging; 0: no all-reduce.
+    ``rdma``: of each RDMA measurement; 0: none. ``all_reduce``: seconds after which an all-reduce over all
+    nodes counts as hanging; 0: no all-reduce.
     ``patience``: seconds for the nodes to start.
     """
 
     seconds: float = 3.0
     streams: int = 4
+    rdma: int = 0
     all_reduce: float = 0.0
     patience: float = 120.0
 
@@ -66,6 +71,8 @@ class Check:
             self._listening = self._nodes.ask("listen", _READY)
             self._check_names()
             self._run_probes()
+            self._progress(0, 1, "ports of rank 0")
+            self.measured.ports = check_ports(self._nodes, self._ports())
             rounds = rounds_for(self._nodes.live)
             begun = time.monotonic()
             for number, pairs in enumerate(rounds):
@@ -73,6 +80,7 @@ class Check:
                 self._round(pairs)
             self.measured.seconds = time.monotonic() - begun
             self._again()
+            self._rdma()
             self._all_reduce()
         self.measured.ended = self._nodes.ended
         return self.measured
@@ -120,6 +128,15 @@ class Check:
                         for name, records in found.items()
                     }
                 )
+
+    def _ports(self) -> list[int]:
+        return tried_ports(os.environ, os.environ.get("SLURM_JOB_ID", self._token))
+
+    def _rdma(self) -> None:
+        if self._options.rdma:
+            rdma = RdmaCheck(self._nodes, self._addresses, self._options.rdma)
+            rdma.run(self._progress)
+            self.measured.rdma, self.measured.no_rdma = rdma.transfers, rdma.missing
 
     def _round(self, pairs: Sequence[Pair], again_for: tuple[str, ...] = ()) -> None:
         """Run one round, all pairs at the same time."""

@@ -11,14 +11,14 @@ gradients it would have to keep the order of their collectives.
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from hpcrun.errors import PeerFailed, UserError, error_on_all_ranks, one_line
-from hpcrun.ranks.signals import StopReason
+from hpcrun.ranks.signals import STOP, StopReason
 from hpcrun.run.endings import node_name
 
 if TYPE_CHECKING:
@@ -129,6 +129,16 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def mean(self, value: float) -> float:
+        """Return the mean of ``value`` over the ranks, on every rank. Collective."""
+        if self.world_size == 1:
+            return value
+        import torch
+
+        total = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return float(total) / self.world_size
+
     def to_rank_0(self, value: Any) -> list[Any]:
         """Return every rank's ``value`` on rank 0, and an empty list on other ranks. Collective."""
         if self.world_size == 1:
@@ -207,7 +217,10 @@ class StopAgreement:
     """Turns the ranks' reasons to stop into one reason that every rank reads at the same step.
 
     Without the agreement, a rank that stops at a signal leaves the other ranks waiting in a collective.
-    ``seconds`` is the total time of the exchanges on this rank.
+
+    Attributes:
+        seconds: total time of the exchanges on this rank.
+        notes: the largest number of any rank in each place of ``notes`` at the previous exchange.
     """
 
     def __init__(self, group: "ProcessGroup | None", every: int = 1) -> None:
@@ -220,9 +233,11 @@ class StopAgreement:
         self._group = group
         self._every = every
         self._pending: tuple[Any, Any] | None = None
+        self._agreed = StopReason.NONE
         self.seconds = 0.0
+        self.notes: list[int] = []
 
-    def exchange(self, step: int, local: StopReason) -> StopReason:
+    def exchange(self, step: int, local: StopReason, notes: Sequence[int] = ()) -> StopReason:
         """Return the reason agreed on at the previous exchange, and start the next with ``local``.
 
         Collective: every rank calls this with the same ``step``. The next exchange returns a reason that is
@@ -231,27 +246,38 @@ class StopAgreement:
         Args:
             step: number of the step.
             local: this rank's reason, such as ``hpcrun.STOP.reason``.
+            notes: further numbers of this rank, as many at every call, for :attr:`notes`.
 
         Raises:
             RuntimeError: another rank has ended (torch.distributed).
         """
         if self._group is None:
+            self._agreed, self.notes = local, list(notes)
             return local
         if step % self._every:
             return StopReason.NONE
         import torch
 
         began = time.perf_counter()
-        agreed = StopReason.NONE
-        if self._pending is not None:
-            work, value = self._pending
-            work.wait()
-            agreed = StopReason(int(value[0]))
-        value = torch.tensor([int(local)], dtype=torch.int32)
+        self.read()
+        value = torch.tensor([int(local), *notes], dtype=torch.int64)
         work = dist.all_reduce(value, dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._pending = (work, value)
         self.seconds += time.perf_counter() - began
-        return agreed
+        return self._agreed
+
+    def read(self) -> StopReason:
+        """Wait for the exchange in progress, and return its reason; sets :attr:`notes`.
+
+        Raises:
+            RuntimeError: another rank has ended (torch.distributed).
+        """
+        if self._pending is not None:
+            work, value = self._pending
+            work.wait()
+            reason, *self.notes = value.tolist()
+            self._agreed = StopReason(reason)
+        return self._agreed
 
     def finish(self) -> None:
         """Wait for the reduction in progress, so that none is in flight when the group is destroyed.
@@ -262,3 +288,28 @@ class StopAgreement:
         if self._pending is not None:
             self._pending[0].wait()
             self._pending = None
+
+    def hand_over(self) -> None:
+        """Call the handlers that ``STOP.install()`` has replaced, after the save of a stop. Collective.
+
+        In a submitit job this requeues the job: submitit's handler of task 0 ends the process. The other
+        ranks return after it has ended, because Slurm may end a job at the first task that fails. Without
+        such handlers it does nothing.
+
+        Raises:
+            SystemExit, Exception: whatever a handler raises.
+        """
+        if self._group is None:
+            STOP.hand_over(self._agreed)
+            return
+        if not any(self._gather(STOP.replaced)):
+            return
+        STOP.hand_over(self._agreed)
+        # The connection of a rank that a handler has ended breaks, and there is nothing left to do.
+        with suppress(RuntimeError):
+            self._gather(None)
+
+    def _gather(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value, group=self._group)
+        return found

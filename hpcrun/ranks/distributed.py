@@ -6,39 +6,47 @@ and batch scripts are reported here in one line, and not as a hang in the first 
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from hpcrun.devices.devices import lists_mig, visible_gpus
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
+from hpcrun.ranks.completion import completed
+from hpcrun.ranks.existing_group import made_group, place_in_group, spawned_here
 from hpcrun.ranks.launchers import (
     LOOPBACK,
     LaunchMethod,
     Placement,
-    port_of,
     read_placement,
-    whole_number,
 )
 
 Backend = Literal["nccl", "gloo"]
+
+_BY_HAND = ("RANK", "WORLD_SIZE")
 
 
 class DistributedConfig(BaseModel):
     """This rank's place among the ranks, and the address of the rendezvous. Immutable.
 
-    ``from_env`` fills it from the launcher's variables; a program without a launcher may fill it by
-    hand. It only contains values: it opens nothing, and ``validate`` checks the values. It unpacks into rank,
-    world size and local rank: ``rank, world_size, local_rank = setup_distributed()``. ``device_ids=None``
-    means no device. ``launch_method="torch.distributed.launch"`` is stored as ``torchrun``, which that
+    ``from_env`` fills it from the launcher's variables, ``from_file`` from a YAML or JSON file; a program
+    without a launcher may fill it by hand. It only contains values: it opens nothing, and ``validate`` checks
+    the values. It unpacks into rank, world size and local rank: ``rank, world_size, local_rank =
+    setup_distributed()``.
+
+    Values that are absent or None follow from the others. ``rank`` and ``world_size``: from the launcher's
+    variables if the rank is None, otherwise a single rank. ``num_gpus_per_node``: the ranks divided by the
+    nodes. ``node_rank`` and ``local_rank``: from the rank, for nodes that are filled one after the other.
+    ``backend``: nccl if a GPU is visible, otherwise gloo. ``device_ids``: with nccl, the GPU with the number
+    of the local rank. ``launch_method="torch.distributed.launch"`` is stored as ``torchrun``, which that
     launcher starts.
 
     Raises:
         pydantic.ValidationError: a field is unknown, has the wrong type, or is out of its range.
+        ClusterError: the rank is None, and the launcher's variables are wrong or contradict a value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -69,15 +77,52 @@ class DistributedConfig(BaseModel):
     job_id: str | None = Field(default=None, description="The job's id, ARRAY_TASK in arrays.")
     restart_count: int = Field(default=0, ge=0, description="Restarts of this job so far.")
 
-    @field_validator("device_ids", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_device(cls, value: Any) -> Any:
-        return () if value is None else value
+    def _completed(cls, values: Any) -> Any:
+        return completed(values) if isinstance(values, dict) else values
 
     @field_validator("launch_method", mode="before")
     @classmethod
     def _launcher(cls, value: Any) -> Any:
         return "torchrun" if value == "torch.distributed.launch" else value
+
+    @classmethod
+    def from_file(cls, path: str | Path, *, rank: int | None = None) -> "DistributedConfig":
+        """Read a YAML or JSON file: keys with the names of the fields, or a section ``parallel`` of these keys.
+
+        ``rank: null`` is the rank that the launcher gives to this process; without a launcher it is ``rank``,
+        or 0 in a program that starts the ranks itself. A file with such a section may have other settings
+        too.
+
+        Args:
+            path: the file, whose name ends in .yaml, .yml or .json.
+            rank: this process among all ranks, in a function of ``torch.multiprocessing.spawn``.
+
+        Raises:
+            ConfigError: the file cannot be read, a key is unknown, or a value is wrong; a line for each, with
+                the
+                file, the line, the key and the remedy.
+        """
+        from hpcrun.ranks.config_file import read_config
+
+        given = {} if rank is None else {"rank": rank}
+        return read_config(
+            Path(path), [*cls.model_fields], lambda values: cls.model_validate(values | given)
+        )
+
+    def to_file(self, path: str | Path) -> None:
+        """Write all fields to a file that :meth:`from_file` reads, all or nothing.
+
+        Args:
+            path: the file; its suffix .yaml, .yml or .json decides the format.
+
+        Raises:
+            ConfigError: the suffix is not .yaml, .yml or .json, or the file cannot be written.
+        """
+        from hpcrun.ranks.config_file import write_config
+
+        write_config(Path(path), self.model_dump(mode="json"))
 
     def __iter__(self) -> Iterator[int]:  # type: ignore[override]
         """Return rank, world size and local rank."""
@@ -94,9 +139,9 @@ class DistributedConfig(BaseModel):
     ) -> "DistributedConfig":
         """Return the launcher's description, changed by the values that a program gives.
 
-        Without a launcher the program has started all ranks on this machine, as with
-        ``torch.multiprocessing.spawn``. Address and port are then MASTER_ADDR and MASTER_PORT, or the
-        defaults.
+        Without a launcher the program has started the ranks, as with ``torch.multiprocessing.spawn``: all of
+        them on this machine, or one for each GPU of several equal machines. Address and port are then
+        MASTER_ADDR and MASTER_PORT, or the defaults.
 
         Args:
             rank: this process among all ranks; None: the launcher's.
@@ -109,16 +154,22 @@ class DistributedConfig(BaseModel):
                 launcher.
             pydantic.ValidationError: a value has the wrong type, or is out of its range.
         """
-        found = cls.from_env()
+        environ: Mapping[str, str] = os.environ
+        if None not in (rank, world_size) and "LOCAL_RANK" not in os.environ:
+            # Set by hand for a machine: the machine's first rank, say. The program knows its own rank.
+            environ = {name: os.environ[name] for name in os.environ if name not in _BY_HAND}
+        found = cls.from_env(environ)
         changes: dict[str, Any] = {}
         if found.launch_method == "single" and (rank, world_size) != (None, None):
             if rank is None or world_size is None:
                 raise ClusterError(
                     "no launcher's variables are set, so that rank and world_size belong together: give both"
                 )
+            size = spawned_here(world_size, visible_gpus(os.environ))
             changes = {
-                **{"rank": rank, "world_size": world_size, "local_rank": rank},
-                **{"num_gpus_per_node": world_size, "tasks_per_node": (world_size,)},
+                **{"rank": rank, "world_size": world_size, "local_rank": rank % size},
+                **{"node_rank": rank // size, "num_nodes": world_size // size},
+                **{"num_gpus_per_node": size, "tasks_per_node": (size,) * (world_size // size)},
                 "launch_method": "spawn",
                 "master_addr": os.environ.get("MASTER_ADDR", LOOPBACK),
                 "master_port": os.environ.get("MASTER_PORT", found.master_port),
@@ -233,6 +284,8 @@ class DistributedConfig(BaseModel):
         where = f"rank {self.rank} ({self.launch_method})"
         tasks, nodes, node = self.tasks_per_node, self.num_nodes, self.node_rank
         per_node = self.num_gpus_per_node
+        if any(device < 0 for device in self.device_ids):
+            raise ClusterError(f"{where}: device_ids {list(self.device_ids)}: devices count from 0")
         if self.rank >= self.world_size:
             raise ClusterError(
                 f"{where}: the rank is not below the world size {self.world_size}; "
@@ -317,71 +370,6 @@ class DistributedConfig(BaseModel):
                 f"{where}: device {beyond[0]} is not among the {gpus} visible GPU(s); "
                 "devices count from 0"
             )
-
-
-class ExistingGroup(NamedTuple):
-    """The process group that the program has made itself. ``nccl``: it has NCCL for tensors on GPUs."""
-
-    rank: int
-    world_size: int
-    nccl: bool
-
-
-def made_group() -> ExistingGroup | None:
-    """Return this process's default group, or None if there is none. Never imports torch."""
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    nccl = "nccl" in str(dist.get_backend_config())
-    return ExistingGroup(dist.get_rank(), dist.get_world_size(), nccl)
-
-
-def place_in_group(group: ExistingGroup, environ: Mapping[str, str]) -> Placement:
-    """Return the placement of this rank of ``group``.
-
-    The launcher's values are kept if they agree. A launcher that started one process per node, each of
-    which spawned ranks, gives the number of nodes. Otherwise LOCAL_RANK, LOCAL_WORLD_SIZE and NODE_RANK
-    count if they are set, and without them all ranks are on this node.
-
-    Raises:
-        ClusterError: the launcher numbers the ranks otherwise.
-    """
-    try:
-        found = read_placement(environ)
-    except ClusterError:
-        # Some of a launcher's variables are missing (RANK without LOCAL_RANK, say); the group has the rest.
-        found = Placement("single")
-    ranks, nodes = group.world_size, found.num_nodes
-    if (found.rank, found.world_size) == (group.rank, ranks):
-        return found
-    if found.world_size > 1 and (found.local_world_size > 1 or ranks % nodes):
-        raise ClusterError(
-            f"the process group says rank {group.rank} of {ranks}, and {found.method} says rank "
-            f"{found.rank} of {found.world_size}; give init_process_group the launcher's rank and "
-            "world_size, or describe the ranks by DistributedConfig(...)"
-        )
-
-    def number(name: str, default: int, minimum: int = 0) -> int:
-        # A launcher's variables belong to the process that spawned this process.
-        own = environ if found.method == "single" else {}
-        remedy = "set it to a number, or unset it"
-        return whole_number(own, name, minimum=minimum, remedy=remedy, default=default)
-
-    size = number("LOCAL_WORLD_SIZE", ranks // nodes, 1)
-    return replace(
-        found,
-        method="spawn",
-        rank=group.rank,
-        world_size=ranks,
-        local_rank=number("LOCAL_RANK", group.rank % size),
-        local_world_size=size,
-        node_rank=number("NODE_RANK", found.node_rank if nodes > 1 else group.rank // size),
-        num_nodes=-(-ranks // size),
-        tasks_per_node=(size,) * (ranks // size) if ranks % size == 0 else (),
-        master_addr=environ.get("MASTER_ADDR") or found.master_addr or LOOPBACK,
-        master_port=port_of(environ),
-        own_devices=False,
-    )
 
 
 def _master_addr(placement: Placement) -> str:

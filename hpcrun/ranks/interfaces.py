@@ -131,13 +131,16 @@ def gloo_interface(
     environ: Mapping[str, str],
     peers: Sequence[str],
     interfaces: Mapping[str, Sequence[str]] | None = None,
+    *,
+    several: bool = False,
 ) -> dict[str, str]:
     """Return ``GLOO_SOCKET_IFNAME`` if gloo would bind an address that ``peers`` cannot reach; else {}.
 
     gloo binds the first usable address of the host name, and a loopback address if there is
     none. ``peers`` are the step's other hosts, by name or, better, by an address that was seen to work.
+    ``several``: there are several hosts, although no step names them.
     """
-    if "GLOO_SOCKET_IFNAME" in environ or len(step_hosts(environ)) < 2:
+    if "GLOO_SOCKET_IFNAME" in environ or not (several or len(step_hosts(environ)) > 1):
         return {}
     interfaces = own_interfaces() if interfaces is None else interfaces
     by_address = {address: name for name, own in interfaces.items() for address in own}

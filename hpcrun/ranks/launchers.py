@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import expand
 
@@ -107,7 +108,8 @@ def read_placement(environ: Mapping[str, str]) -> Placement:
     if "RANK" in environ and environ.get("WORLD_SIZE", "1") != "1":
         raise ClusterError(
             "RANK and WORLD_SIZE are set but LOCAL_RANK is not: start with torchrun or srun, "
-            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too, or unset them for a single rank"
+            "or set LOCAL_RANK and LOCAL_WORLD_SIZE too (one rank per machine: 0 and 1), or unset them "
+            "for a single rank"
         )
     return Placement("single", job_id=job_id(environ), restart_count=_restarts(environ))
 
@@ -191,7 +193,7 @@ def _batch_script(environ: Mapping[str, str]) -> Placement:
 def _torchrun(environ: Mapping[str, str]) -> Placement:
     """Read torchrun's variables (torch.distributed.run, "Environment Variables")."""
     world_size = whole_number(environ, "WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
-    local_size = whole_number(environ, "LOCAL_WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
+    local_size = _local_size(environ, world_size)
     rank = whole_number(environ, "RANK", remedy=_TORCHRUN)
     # torchrun runs one agent, which is one group, on each node.
     num_nodes = whole_number(
@@ -221,6 +223,17 @@ def _torchrun(environ: Mapping[str, str]) -> Placement:
         job_id=job_id(environ) or (None if run_id == "none" else run_id),
         restart_count=_restarts(environ) + elastic_restarts,
     )
+
+
+def _local_size(environ: Mapping[str, str], world_size: int) -> int:
+    """Return the ranks of this node; without LOCAL_WORLD_SIZE, a rank for each visible GPU, or all ranks.
+
+    torchrun sets the variable. Ranks that a person starts have the variables of ``env://`` and LOCAL_RANK.
+    """
+    if environ.get("LOCAL_WORLD_SIZE"):
+        return whole_number(environ, "LOCAL_WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
+    gpus = visible_gpus(environ)
+    return gpus if 0 < gpus < world_size and world_size % gpus == 0 else world_size
 
 
 def _step_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:

@@ -4,10 +4,13 @@ Standard library only: the worker installs them before its slow imports, because
 of a signal ends the process.
 """
 
+import inspect
 import os
 import signal
+from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
+from typing import Any
 
 
 class StopReason(IntEnum):
@@ -26,7 +29,7 @@ class StopReason(IntEnum):
 
 
 # NCCL may catch SIGUSR1, so SIGUSR2 warns a task. A script may want SIGUSR1 (job.warn_signal).
-_REASONS = {
+_REASONS: dict[int, StopReason] = {
     signal.SIGTERM: StopReason.TERMINATE,
     signal.SIGUSR1: StopReason.WARNING,
     signal.SIGUSR2: StopReason.WARNING,
@@ -44,9 +47,11 @@ class StopFlag:
     def __init__(self) -> None:
         self._reason = StopReason.NONE
         self._pid = os.getpid()
+        self._received: list[int] = []
+        self._replaced: dict[int, Callable[[int, FrameType | None], Any]] = {}
 
     def install(self) -> None:
-        """Handle SIGTERM, SIGUSR1 and SIGUSR2, replacing existing handlers (submitit's).
+        """Handle SIGTERM, SIGUSR1 and SIGUSR2, and keep the program's own handlers for :meth:`hand_over`.
 
         Slurm sends these signals before a time limit and at a preemption: ``--signal`` in sbatch(1), and
         ``GraceTime`` in slurm.conf(5). SIGINT keeps its default: a person at a debugger needs it.
@@ -56,7 +61,9 @@ class StopFlag:
         """
         self._pid = os.getpid()
         for number in _REASONS:
-            signal.signal(number, self._remember)
+            before: Any = signal.signal(number, self._remember)
+            if callable(before) and not _is_ours(before):
+                self._replaced[number] = before
         # slurmstepd sends SIGCONT before SIGTERM; submitit would write to its log inside a handler.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
@@ -77,10 +84,44 @@ class StopFlag:
         """The highest-ranking signal so far, or NONE."""
         return self._reason
 
+    def keep(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+        """Let :meth:`hand_over` call ``handler`` for the signal ``number``, as if it had been replaced."""
+        self._replaced[number] = handler
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The signals that had a handler of the program before :meth:`install`, such as submitit's."""
+        return tuple(self._replaced)
+
+    def hand_over(self, reason: StopReason) -> None:
+        """Call the handlers that :meth:`install` has replaced, for the signals of a stop that is saved.
+
+        submitit's handler of SIGUSR2 requeues the job and ends the process. Call it in the main thread.
+
+        Args:
+            reason: the reason that the ranks have agreed on. It counts if this rank has received no signal:
+                that of Slurm may have reached another rank only.
+
+        Raises:
+            SystemExit, Exception: whatever a handler raises.
+        """
+        due = [number for number in self._received if number in self._replaced]
+        if not self._received:
+            # SIGUSR2 before SIGUSR1: it is submitit's, and hpcrun's own warning.
+            due = [number for number in self._replaced if _REASONS[number] is reason][-1:]
+        for number in due:
+            self._replaced[number](number, inspect.currentframe())
+
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         # Forked DataLoader workers inherit this handler and receive the signals of the whole step too.
         if os.getpid() == self._pid:
             self._reason = max(self._reason, _REASON_OF[signal.Signals(number)])
+            if number not in self._received:
+                self._received.append(number)
+
+
+def _is_ours(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == "hpcrun"
 
 
 STOP = StopFlag()

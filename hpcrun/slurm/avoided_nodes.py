@@ -5,7 +5,8 @@ remain that have at least its CPUs, memory and generic resources: each job that 
 
 A bad node attracts jobs, because each job on it ends soon and leaves it free.
 
-Each user has one small append-only file. A failure expires, because nodes are repaired.
+Each user has one small append-only file, also for clusters that share a home. A node is known by its cluster
+and its name. A failure expires, because nodes are repaired.
 """
 
 import json
@@ -95,7 +96,10 @@ def nodes_to_avoid(
     """
     if after is None or request.fixed:
         return []
-    bad = suspects(node_failures(bad_nodes_path(environ), time.time() - hours * 3600), after)
+    failures = node_failures(bad_nodes_path(environ), time.time() - hours * 3600)
+    # The controller is asked for its name only if a node may be excluded.
+    here = own_cluster(environ) if failures else ""
+    bad = suspects([one for one in failures if one.cluster == here], after)
     return nodes_to_spare(list(dict.fromkeys([*unfit, *bad])), request)
 
 
@@ -121,6 +125,7 @@ class NodeFailure:
     """A failure recorded for a node; ``time`` in Unix seconds, ``run`` the run's directory.
 
     ``attempt``: the start of the job, such as ``12-0``; empty if it is not known.
+    ``cluster``: its name; empty in the records of older versions, which count on no cluster with a name.
     """
 
     node: str
@@ -128,6 +133,12 @@ class NodeFailure:
     why: str
     run: str
     attempt: str = ""
+    cluster: str = ""
+
+
+def own_cluster(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the name of the cluster of this job or host; empty without a cluster or an answer."""
+    return environ.get("SLURM_CLUSTER_NAME") or slurm.cluster_name() or ""
 
 
 def bad_nodes_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -136,23 +147,29 @@ def bad_nodes_path(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(state) / "hpcrun" / "nodes.jsonl"
 
 
-def add_failure(path: Path, node: str, why: str, run: str, attempt: str = "") -> None:
+def add_failure(
+    path: Path, node: str, why: str, run: str, attempt: str = "", *, cluster: str | None = None
+) -> None:
     """Record that ``node`` failed ``run``; raises OSError if the file cannot be written.
 
     Args:
         attempt: the start of the job.
+        cluster: the cluster of the node; None: that of this job or host.
     """
-    reported = {"attempt": attempt} if attempt else {}
-    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run, **reported})
+    named = own_cluster() if cluster is None else cluster
+    known = {"attempt": attempt, "cluster": named}
+    given = {key: value for key, value in known.items() if value}
+    _append(path, {"node": node, "time": round(time.time(), 3), "why": why, "run": run, **given})
 
 
-def forgive(path: Path, node: str) -> None:
-    """Record that ``node`` is repaired: its earlier failures no longer count.
+def forgive(path: Path, node: str, cluster: str = "") -> None:
+    """Record that ``node`` of ``cluster`` is repaired: its earlier failures no longer count.
 
     Raises:
         OSError: the file cannot be written.
     """
-    _append(path, {"node": node, "time": round(time.time(), 3), "forgiven": True})
+    given = {"cluster": cluster} if cluster else {}
+    _append(path, {"node": node, "time": round(time.time(), 3), "forgiven": True, **given})
 
 
 def node_failures(path: Path, since: float) -> list[NodeFailure]:
@@ -161,17 +178,19 @@ def node_failures(path: Path, since: float) -> list[NodeFailure]:
     A node fails a start of a job once, also where several runs share the job.
     """
     found: list[NodeFailure] = []
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, str, str]] = set()
     for line in _last_lines(path):
         try:
             entry = json.loads(line)
             if entry.get("forgiven"):
-                found = [one for one in found if one.node != entry["node"]]
+                repaired = (entry.get("cluster", ""), entry["node"])
+                found = [one for one in found if (one.cluster, one.node) != repaired]
                 continue
             one = NodeFailure(**entry)
-            if one.time < since or (one.attempt and (one.node, one.attempt) in seen):
+            start = (one.cluster, one.node, one.attempt)
+            if one.time < since or (one.attempt and start in seen):
                 continue
-            seen.add((one.node, one.attempt))
+            seen.add(start)
             found.append(one)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
@@ -179,7 +198,7 @@ def node_failures(path: Path, since: float) -> list[NodeFailure]:
 
 
 def suspects(entries: list[NodeFailure], after: int) -> list[str]:
-    """Return the nodes with at least ``after`` failures, worst first."""
+    """Return the nodes with at least ``after`` failures, worst first; all ``entries`` are of one cluster."""
     counts: dict[str, int] = {}
     for entry in entries:
         counts[entry.node] = counts.get(entry.node, 0) + 1

@@ -48,12 +48,16 @@ def build_trainer(
         scheduler=lambda optimizer: build_schedule(optimizer, config),
         ema=wanted.ema,
         parallel=parallel,
+        comm_hook=wanted.comm_hook,
+        powersgd_rank=wanted.powersgd_rank,
+        powersgd_start=wanted.powersgd_start,
         fsdp=config.fsdp,
         preparation=Preparation(
             checkpointing=wanted.activation_checkpointing,
             compile=compile_mode(config, distributed, parallel),
         ),
     )
+    trainer.names_ended_ranks = False
     try:
         if wanted.compile:
             fix_compiler(wanted.deterministic, wanted.compile_mode)

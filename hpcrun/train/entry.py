@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hpcrun.checkpoint.storage.errors import ReadFailure
@@ -121,7 +122,7 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         if distributed.rank == 0:
             say(*(f"hpcrun: {line}" for line in ignored))
         by_hand = scheduler(os.environ) == "direct"
-        job = _job_by_hand(run, distributed) if by_hand else distributed.job_id
+        job = _job_by_hand(run, config, distributed) if by_hand else distributed.job_id
     except UserError as error:
         record_refusal(run, error)
         return refuse(error)
@@ -141,16 +142,19 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _job_by_hand(run: RunDirectory, distributed: DistributedConfig) -> str:
-    """Return a name in place of a job id: that of the process that started the ranks.
+def _job_by_hand(run: RunDirectory, config: Config, distributed: DistributedConfig) -> str:
+    """Return a name in place of a job id: that of the process that started the ranks of rank 0's host.
 
     Raises:
-        ClusterError: the ranks are on several nodes, so several processes have started them.
+        ClusterError: another host cannot be reached, or this rank has started twice.
     """
     if distributed.num_nodes > 1:
-        raise ClusterError(
-            f"{distributed.num_nodes} nodes, and no Slurm job starts them; use `hpcrun submit`"
-        )
+        # Must come before torch; the later call then changes nothing.
+        prepare_environment(distributed, bind=config.train.affinity and not config.command)
+        from hpcrun.train.parallel.hosts import agree_on_job
+
+        starter = partial(job_of_process, run, os.getppid())
+        return agree_on_job(distributed, starter, timeout=config.train.connect_timeout)
     # Several ranks cannot choose a free name: rank 0 may have taken the name already.
     return job_of_process(run, os.getpid()) if distributed.world_size == 1 else f"pid{os.getppid()}"
 
@@ -366,9 +370,9 @@ def require_fit(config: Config, distributed: DistributedConfig) -> None:
     """
     ranks, train = distributed.world_size, config.train
     line = None
-    if train.parallel == "single" and ranks > 1:
+    if train.parallel in ("single", "dp") and ranks > 1:
         line = (
-            f"train.parallel: single, but {ranks} ranks were started, which would each train "
+            f"train.parallel: {train.parallel}, but {ranks} ranks were started, which would each train "
             "a separate model; start one rank, or set train.parallel=ddp"
         )
     elif train.batch_size < ranks * (1 if _follows(config) else train.accumulation):

@@ -14,7 +14,8 @@ from hpcrun.checkpoint.state.tree import named_parameters
 from hpcrun.config import Config, decay_begins
 from hpcrun.errors import UserError
 from hpcrun.train.determinism import seed_for_optimizer
-from hpcrun.train.step.weighting import require_plain_step
+from hpcrun.train.learning_rate import lr_factor
+from hpcrun.train.step.arguments import require_plain_step
 from hpcrun.train.task import Task
 
 
@@ -99,6 +100,8 @@ def optimizer_of(task: Task, model: nn.Module, config: Config) -> Optimizer:
                 f"{where} gave the learning rate {rate!r}; give a number such as self.config.train.lr, which "
                 "the schedule in optim multiplies"
             )
+        if (factor := lr_factor(config)) != 1.0:
+            group["lr"] = rate * factor  # Not in place: groups may share a tensor.
     return own
 
 
@@ -138,7 +141,7 @@ def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = _groups(trained, wanted.weight_decay)
     kind: type[Optimizer]
-    options: dict[str, Any] = {"lr": config.train.lr}
+    options: dict[str, Any] = {"lr": config.train.lr * lr_factor(config)}
     if wanted.name == "sgd":
         kind, options = SGD, options | {"momentum": wanted.momentum}
     else:

@@ -22,6 +22,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, note
 from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
 from hpcrun.train.ending import finished, stopped
 from hpcrun.train.garbage import Collection, collecting_together
@@ -29,6 +30,7 @@ from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.nonfinite import NonFiniteWatch, samples_of
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.health.watchdog import watching
+from hpcrun.train.learning_rate import learning_rate_lines
 from hpcrun.train.metrics.log import MetricsLog, measure
 from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
@@ -55,8 +57,8 @@ class Loop:
 
     config: Config
     steps: range
-    batches: Generator[list[Any], None, None]
-    take: Callable[[int, list[Any]], StepResult]
+    batches: Generator[MicroBatches, None, None]
+    take: Callable[[int, MicroBatches], StepResult]
     agreement: StopAgreement
     reason_to_stop: Callable[[], StopReason]
     validate: Callable[[], float | None]
@@ -359,6 +361,7 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
     where = f"resumed from step {start}" if restored else "starting at step 0"
     lines.append(f"{context.run.name}: {where}, {ranks} {'rank' if ranks == 1 else 'ranks'}")
     nodes = trainer.distributed.num_nodes
+    lines += learning_rate_lines(context.config, trainer.optimizer)
     if (line := count_line(context.config, nodes, ranks)) is not None:
         lines.append(line)
     for line in lines:

@@ -69,6 +69,30 @@ def test_the_export_loads_strictly_in_plain_pytorch(run, hpcrun, tmp_path, name)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".model")] == []
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_exports_of_equal_runs_have_equal_bytes(tmp_path):
+    pytest.importorskip("safetensors.torch")
+    torch.manual_seed(3)
+    model, optimizer = build()
+    shared = capture_shared(model, optimizer, extra={})
+    for run_name in ("first", "second"):
+        assert engine(tmp_path / run_name, run_name).save(1, shared, {}, {}, alike(model)).ok
+    (tmp_path / "größe").mkdir()
+    kinds = {".pt": None, ".pth": None, ".safetensors": None, "-dcp": "dcp", "-st": "safetensors"}
+    for suffix, kind in kinds.items():
+        seen = set()
+        # The order of safetensors' metadata is random: one equal pair would prove nothing.
+        for number, folder in enumerate(["", "größe", *[""] * 6]):
+            store = CheckpointStore(tmp_path / ("first", "second")[number % 2], "9-1", patience=0)
+            target = tmp_path / folder / f"of-{number}{suffix}"
+            export_model(store, 1, target, kind=kind)
+            files = sorted(target.iterdir()) if target.is_dir() else [target]
+            seen.add(
+                tuple((file.name if target.is_dir() else "", file.read_bytes()) for file in files)
+            )
+        assert len(seen) == 1, suffix
+
+
 def test_a_step_without_a_checkpoint_is_refused(run, hpcrun, tmp_path):
     code, _, err = hpcrun("export", "r", "model.pt", "--step", "999")
     assert (code, err) == (2, "hpcrun: --step 999: r has no such checkpoint; there are 1, 2\n")

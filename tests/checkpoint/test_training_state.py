@@ -66,7 +66,7 @@ def keys(folder):
 
 def test_the_keys_of_a_trainer_s_checkpoint_do_not_change(tmp_path):
     trainer = make_trainer(ema=0.9)
-    trainer.training_step([None], noisy_loss)
+    trainer.training_step(None, noisy_loss)
     engine = folder_engine(folder_store(tmp_path), Ranks(), pinned=False)
     trainer.start_checkpoint(engine, 1, {"seen": torch.ones(1)}, own={"stream": [3]})
     assert engine.wait()[-1].ok
@@ -97,7 +97,7 @@ def test_a_trainer_and_a_checkpointer_continue_each_other_s_training(tmp_path):
     assert (restored.step, restored.notes) == (2, (lacking,))
     assert trainer.save_checkpoint(tmp_path / "b", 2).ok
     for _ in range(2):
-        trainer.training_step([None], noisy_loss)
+        trainer.training_step(None, noisy_loss)
     assert [parameter.tolist() for parameter in trainer.module.parameters()] == after
     again = make_parts()
     with Checkpointer(tmp_path / "b", **again, every=0) as ckpt:

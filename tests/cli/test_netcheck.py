@@ -1,5 +1,6 @@
 """`hpcrun netcheck`: command lines and their output."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -14,10 +15,18 @@ QUICK = ("--seconds", "0.2", "--streams", "1", "--all-reduce", "0")
 
 
 def test_a_report_of_this_machine(tmp_path: Path) -> None:
-    done = jobs.hpcrun("netcheck", "--local", "3", *QUICK, cwd=tmp_path)
+    done = jobs.hpcrun("netcheck", "--local", "3", "--links", *QUICK, cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["node", "rate", "score", "resent", "round", "trip"]
+    header = next(number for number, line in enumerate(lines) if line.startswith("from"))
+    assert lines[header].split() == ["from", "to", "rate", "round", "trip", "resent"]
+    ways = [tuple(line.split()[:2]) for line in lines[header + 1 : header + 7]]
+    nodes = [f"127.0.0.{number}" for number in (1, 2, 3)]
+    assert set(itertools.permutations(nodes, 2)) <= set(ways) | {
+        tuple(line.split()[:2]) for line in lines[header + 7 :]
+    }
+    assert all("bit/s" in line for line in lines[header + 1 : header + 7])
     assert done.stderr == ""
 
 
@@ -47,6 +56,7 @@ def test_the_all_reduce_is_a_line_of_the_report(tmp_path: Path) -> None:
         (["--seconds", "0"], "--seconds 0"),
         (["--streams", "0"], "--streams 0"),
         (["--all-reduce", "-1"], "--all-reduce -1"),
+        (["--rdma", "-1"], "--rdma -1"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, words: list[str], expected: str) -> None:

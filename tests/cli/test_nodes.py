@@ -57,3 +57,26 @@ def test_a_node_without_failures_is_refused(
     assert capsys.readouterr().err == (
         "hpcrun: --forgive n9: no failure is recorded for this node; known are n2 (see `hpcrun nodes`)\n"
     )
+
+
+def test_equal_names_of_two_clusters_are_two_nodes(
+    ledger: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for cluster in ("alpha", "alpha", "beta"):
+        add_failure(ledger, "n1", "down", "runs/a", cluster=cluster)
+    add_failure(ledger, "n2", "down", "runs/a", cluster="beta")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "gamma")
+    assert guarded(["nodes", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = {(row["cluster"], row["node"]): row["excluded"] for row in rows}
+    assert found == {("alpha", "n1"): True, ("beta", "n1"): False, ("beta", "n2"): False}
+    assert guarded(["nodes", "--cluster", "beta"]) == 0
+    assert "alpha" not in capsys.readouterr().out
+    assert guarded(["nodes", "--forgive", "n1"]) == 2
+    assert "several clusters have a node of this name; add --cluster: alpha, beta" in (
+        capsys.readouterr().err
+    )
+    assert guarded(["nodes", "--forgive", "n1", "--cluster", "alpha"]) == 0
+    assert "n1 of alpha: forgiven" in capsys.readouterr().out
+    assert guarded(["nodes", "--forgive", "n2"]) == 0
+    assert [(one.cluster, one.node) for one in node_failures(ledger, 0.0)] == [("beta", "n1")]

@@ -144,7 +144,8 @@ ROUNDING = set(parallelism(Config()))
 LENGTH = {"train.steps", "optim.schedule", "optim.decay_steps", "optim.final_lr_fraction"}
 DECIDES = {
     *("task", "command", "seed", "model", "data"),
-    *("train.batch_size", "train.lr"),
+    *("train.batch_size", "train.lr", "train.lr_scaling", "train.lr_base_batch"),
+    *("train.comm_hook", "train.powersgd_rank", "train.powersgd_start"),
     *("train.clip_norm", "train.patience", "train.ema"),
     *("train.init_from", "train.init_rename"),
     "train.broadcast_buffers",

@@ -22,6 +22,9 @@ IDLE = [
     ("optim.momentum=0.5", "optim.name=adamw", "optim.name=sgd"),
     ("optim.decay_steps=9", "optim.schedule=cosine", "optim.schedule=wsd"),
     ("amp.init_scale=64", "amp.dtype=fp32", "amp.dtype=fp16"),
+    ("train.lr_base_batch=8", "train.lr_scaling=none", "train.lr_scaling=sqrt"),
+    ("train.powersgd_rank=2", "train.comm_hook=fp16", "train.comm_hook=powersgd"),
+    ("fsdp.min_parameters=500", "fsdp.wrap=blocks", "fsdp.wrap=size"),
     ("train.profile=2000-2001", "train.steps=1000", "train.steps=3000"),
     # Disabled by a value other than the default.
     ("train.broadcast_buffers=false", "train.parallel=fsdp", "train.parallel=auto"),

@@ -36,12 +36,26 @@ def test_keys_that_ask_for_present_behavior_are_ignored(tmp_path):
 
 
 def test_a_key_that_asks_for_something_else_is_refused(tmp_path):
-    path = stored(tmp_path, **HARMLESS, **{"train.compression": "bf16"})
+    path = stored(tmp_path, **HARMLESS, **{"train.float8": "true"})
     with pytest.raises(ConfigError) as refused:
         load_resolved(path)
     (line,) = str(refused.value).splitlines()
     assert line.startswith(f"{path}:")
-    assert "train.compression: this version has no 'bf16'; continue with the version" in line
+    assert "train.float8: this version has no true; continue with the version" in line
+
+
+def test_a_key_with_another_name_today_keeps_its_value(tmp_path):
+    text = to_yaml(Config()).replace("\n  comm_hook: none\n", "\n  compression: powersgd\n")
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    told = []
+    config = load_resolved(path, told.append)
+    assert (config.train.comm_hook, config.train.powersgd_rank, told) == ("powersgd", 1, [])
+    before = recorded(config)
+    before["train"]["compression"] = before["train"].pop("comm_hook")
+    found = changes_since(before, Config(), 3)
+    assert found is not None
+    assert found.refused == ["train.comm_hook: powersgd -> none"]
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared():

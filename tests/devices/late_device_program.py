@@ -55,7 +55,7 @@ def weights(trained: AMPTrainer) -> list[Any]:
 def decisions(device: str) -> Any:
     """Return the decision about each step, the gate's counts, and the last weights."""
     trained = trainer(device)
-    results = [trained.training_step([batch(step)], loss) for step in range(STEPS)]
+    results = [trained.training_step(batch(step), loss) for step in range(STEPS)]
     skipped = [result.skipped for result in results]
     return skipped, trained.gate.skipped, trained.gate.steps, weights(trained)
 
@@ -69,7 +69,7 @@ def saved(device: str) -> Any:
         for step in range(STEPS):
             if step == 4:
                 trained.start_checkpoint(engine, step)
-            trained.training_step([batch(step)], loss)
+            trained.training_step(batch(step), loss)
         assert engine.wait()[-1].ok
         assert again.load_checkpoint(Path(place)) is not None
     return weights(again)
@@ -80,11 +80,11 @@ def resumed(device: str) -> Any:
     with tempfile.TemporaryDirectory() as place:
         first, second = trainer(device), trainer(device, seed=1)
         for step in range(4):
-            first.training_step([batch(step)], loss)
+            first.training_step(batch(step), loss)
         assert first.save_checkpoint(Path(place), 4).ok
         assert second.load_checkpoint(Path(place)) is not None
         for step in range(4, STEPS):
-            second.training_step([batch(step)], loss)
+            second.training_step(batch(step), loss)
     return weights(second)
 
 
@@ -92,7 +92,7 @@ def mean_loss(device: str, hasty: bool = False) -> float:
     """Return the mean loss of a metrics line; ``hasty``: read with copies without a wait."""
     trained, window = trainer(device), LossWindow()
     for step in range(OVERFLOWS):
-        result = trained.training_step([batch(step)], loss)
+        result = trained.training_step(batch(step), loss)
         if hasty:
             early = result.loss.to("cpu", non_blocking=True)
             result = SimpleNamespace(loss=early, decision=result.decision)  # type: ignore[assignment]
@@ -105,7 +105,7 @@ def batches(device: str, reused: bool = False) -> Any:
     trained, buffer = trainer(device), torch.zeros(4, 8)
     for step in range(STEPS):
         values = buffer.copy_(batch(step)) if reused else batch(step)
-        trained.training_step([values], loss)
+        trained.training_step(values, loss)
     return weights(trained)
 
 

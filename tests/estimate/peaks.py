@@ -25,6 +25,7 @@ from hpcrun.estimate.live_storages import LiveStorages
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batching import Batching, accumulation_of
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.task import Task, load_task
 
 SAMPLES = 4
@@ -90,7 +91,7 @@ def real(config: Config, task: Task, rank: int) -> int:
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
         trainer = build_trainer(config, task, task.build_model(), place, parallel)
-        batches = [first_batch(task, config, samples, print)] * accumulation
+        batches = MicroBatches([first_batch(task, config, samples, print)] * accumulation)
         for step in range(3):
             if live is not None:
                 live.start()

@@ -12,8 +12,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.callbacks.lr_finder import LearningRateFinder
 from lightning.pytorch.plugins.environments import SLURMEnvironment as SLURMEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
@@ -143,6 +144,20 @@ class Sharded(Classifier):
                 fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
 
+def with_powersgd() -> DDPStrategy:
+    """Return DDP with PowerSGD, which Lightning itself registers on GPUs only."""
+    strategy = DDPStrategy()
+    usual = strategy.setup
+
+    def setup(trainer: Trainer) -> None:
+        usual(trainer)
+        state = PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        strategy.model.register_comm_hook(state, powerSGD_hook)
+
+    strategy.setup = setup
+    return strategy
+
+
 class StopAfter(Callback):
     """Sends a signal to the last rank at the end of a batch."""
 
@@ -166,6 +181,7 @@ def train(folder: Path, kind: str, *, stop: int = 0, epochs: int = 2, **options:
         workers, settings["val_check_interval"] = 1, 2
     elif kind == "accumulation":
         settings["accumulate_grad_batches"] = 2
+        settings["strategy"] = with_powersgd() if several > 1 else "auto"
         callbacks.append(EMAWeightAveraging(decay=0.9))
     elif kind == "gan":
         model, settings["strategy"] = Gan(), "ddp_find_unused_parameters_true"

@@ -149,9 +149,8 @@ def in_turn(folder: Path, at: At = nothing) -> str:
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loaders = [DataLoader(Augmented(), batch_size=9, shuffle=True) for _ in range(2)]
-    state = hpcrun.resumable(
-        model=model, optimizer=optimizer, loader=loaders, every=3, folder=folder
-    )
+    parts = {"model": model, "optimizer": optimizer, "loader": loaders}
+    state = hpcrun.resumable(**parts, every=3, folder=folder, same_samples=True)
     for _ in state.epochs(EPOCHS):
         for loader in loaders:
             pass_over(state, state.batches(loader), model, optimizer, at)
@@ -227,7 +226,8 @@ def limited(folder: Path, at: At = nothing) -> str:
     torch.manual_seed(1)
     model = DistributedDataParallel(net())
     optimizer = Momentum(model)
-    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    data = Augmented()
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
     state = hpcrun.resumable(
         model=model, optimizer=optimizer, loader=loader, every=3, folder=folder
     )

@@ -121,9 +121,17 @@ def test_a_second_trainer_and_too_few_ranks_are_refused(
 
 
 @ranks(1)
-def test_lightning_does_not_requeue_the_job(
+def test_lightning_requeues_its_own_job_after_the_save_of_hpcrun(
     programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(
+        f'#!/bin/sh\nls {tmp_path}/saved > {tmp_path}/asked\necho "$@" >> {tmp_path}/asked'
+    )
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+
     class Warn(programs.Callback):
         def on_train_start(self, *_: Any) -> None:
             os.kill(os.getpid(), signal.SIGUSR1)  # Lightning's signal for a requeue
@@ -140,3 +148,4 @@ def test_lightning_does_not_requeue_the_job(
         )
     assert stopped.value.code == 75
     assert not [*tmp_path.rglob("hpc_ckpt*")]
+    assert (tmp_path / "asked").read_text().split() == ["step-000000000", "requeue", "7"]

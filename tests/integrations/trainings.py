@@ -79,12 +79,18 @@ def with_trainer(folder: Path, at: At = nothing, **options: Any) -> tuple[str, i
 def with_accelerate(
     folder: Path | None, at: At = nothing, every: int = 5, **data: Any
 ) -> tuple[str, int]:
-    """Train for three epochs with an evaluation in each; return a hash of the weights and the steps."""
+    """Train three epochs with PowerSGD and evaluations; return a hash of the weights and the steps."""
     from accelerate import Accelerator
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 
     from hpcrun.integrations.accelerate import exact_resume
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    # The error feedback of PowerSGD is a state of each rank.
+    powersgd = DistributedDataParallelKwargs(
+        comm_hook=DDPCommunicationHookType.POWER_SGD,
+        comm_state_option={"matrix_approximation_rank": 2, "start_powerSGD_iter": 3},
+    )
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, kwargs_handlers=[powersgd])
     torch.manual_seed(3)
     model: Any = nn.Sequential(
         nn.Embedding(32, 8), nn.Dropout(0.2), nn.Flatten(), nn.Linear(64, 32)

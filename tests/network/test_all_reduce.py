@@ -46,6 +46,8 @@ class Played:
             return {"port": 1, "addresses": [f"10.0.0.{number}"]}
         if what == "round":
             return {"connected": True, "refused": False, "lost": 0.0, "received": 1e9}
+        if what == "rdma":
+            return {"device": None, "obstacle": "no RDMA device"}
         if what == "prepare":
             if self._problems.get(f"n{number}") == "no torch":
                 return {"stage": "failed", "problem": "no torch"}

@@ -28,7 +28,7 @@ from hpcrun.nodes.watch import (
 )
 
 NODES = ("node1", "node2", "node3")
-PATIENCE = 30.0
+PATIENCE = 300.0
 QUICK = Limits(silence=2.5, unreached=1.0, decision=PATIENCE)
 
 

@@ -349,10 +349,10 @@ def remove_abandoned() -> None:
 
 
 def can_read(user: str, interpreter: str) -> bool:
-    """Return True if ``user`` can start the interpreter, which may be in another user's home."""
+    """Return True if ``user`` can start the interpreter and read this checkout."""
     account = users.find(user)
     if account is None:
         return False
-    command = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--init-groups"]
-    done = subprocess.run([*command, "--", interpreter, "-c", ""], capture_output=True, check=False)
-    return done.returncode == 0
+    command = ["setpriv", f"--reuid={account.uid}", f"--regid={account.gid}", "--init-groups", "--"]
+    reads = [*command, interpreter, "-c", "import sys; open(sys.argv[1])", __file__]
+    return subprocess.run(reads, capture_output=True, check=False).returncode == 0

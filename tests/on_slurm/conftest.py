@@ -37,8 +37,8 @@ def slurm() -> Iterator[cluster.SlurmCluster]:
         running = cluster.start(name)
         if not cluster.can_read(running.user, sys.executable):
             unavailable(
-                f"{running.user} cannot run {sys.executable}: put the virtual environment and the "
-                "checkout where every user can read them"
+                f"{running.user} cannot run {sys.executable} or read {training.ROOT}: use tools/test.sh, "
+                "or put both where every user can read them"
             )
         yield running
     finally:

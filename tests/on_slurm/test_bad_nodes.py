@@ -48,11 +48,14 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     # The first failure was in another run.
     add_failure = (
         "import sys; from pathlib import Path; from hpcrun.slurm.avoided_nodes import add_failure;"
-        "add_failure(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run')"
+        "add_failure(Path(sys.argv[1]), sys.argv[2], 'killed by SIGBUS', 'another run', cluster=sys.argv[3])"
     )
     with jobs.held_at(run, 20):
         node = slurm.scontrol_show_job(told["job_id"])["NodeList"]
-        slurm.run([slurm.python, "-c", add_failure, str(ledger), node])
+        # A node of this name on another cluster with the same home is another node.
+        other = next(one for one in slurm.nodes if one != node)
+        for name, host in ((slurm.name, node), ("elsewhere", other), ("elsewhere", other)):
+            slurm.run([slurm.python, "-c", add_failure, str(ledger), host, name])
         os.kill(next(filter(jobs.is_rank, slurm.processes(node))), signal.SIGKILL)
 
     slurm.wait_restarts(told["job_id"], 1)

@@ -25,9 +25,9 @@ def test_a_killed_rank_restarts_in_place_with_the_same_bits(bench, calm):
         os.kill(victim, signal.SIGKILL)
     killed = time.time()
     # srun notices and Slurm kills within seconds; torch's own timeout is ten minutes.
-    jobs.wait_for(lambda: all(map(jobs.has_ended, others)), timeout=120)
+    jobs.wait_for(lambda: all(map(jobs.has_ended, others)))
     bench.wait_until(lambda: bench.causes(run) != [], PATIENCE, lambda: bench.story(run))
-    assert jobs.events(run, "ended")[0].time - killed < 180
+    assert jobs.events(run, "ended")[0].time - killed < 400
     state = bench.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"

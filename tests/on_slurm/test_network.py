@@ -167,7 +167,7 @@ def test_a_start_of_nccl_names_the_link_that_drops_packets(whole: SlurmCluster) 
             )
             for number, node in enumerate(nodes)
         ]
-        ended = [one.communicate(timeout=120) for one in started]
+        ended = [one.communicate(timeout=300) for one in started]
     found = [json.loads(out) if out else err for out, err in ended]
     address = f"{known['node2']} (interface eth0: timed out)"
     assert found == [{"node2": address}, {}, {}]

@@ -40,7 +40,7 @@ def two_networks(bench: Bench) -> Iterator[list[str]]:
 
 
 def test_nodes_with_names_on_another_network_find_each_other(bench, two_networks):
-    run = bench.submit("mgmt", task="probe:Watched", train__timeout=60, restarts__crash=0)
+    run = bench.submit("mgmt", task="probe:Watched", train__timeout=300, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     first, second = two_networks
     for rank, good in enumerate((first, second)):
@@ -66,7 +66,7 @@ def test_nodes_whose_names_do_not_resolve_find_each_other(bench, names_that_do_n
     for name in ("node2", "unknown-node2"):
         asked = bench.slurm.run(["getent", "hosts", name], host="node1", check=False)
         assert asked.returncode != 0
-    run = bench.submit("nameless", task="probe:Watched", train__timeout=60, restarts__crash=0)
+    run = bench.submit("nameless", task="probe:Watched", train__timeout=300, restarts__crash=0)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.facts(1)["host"] == "unknown-node2"
     assert bench.facts(1)["environ"]["GLOO_SOCKET_IFNAME"] == "eth0"
@@ -108,7 +108,7 @@ def test_a_script_finds_rank_0_over_another_network(bench, two_networks):
         "dist.all_reduce(total)\n"
         "print(int(total), 'ranks met', os.environ['GLOO_SOCKET_IFNAME'])\n"
     )
-    settings = bench.settings(train__timeout=60, restarts__crash=0)
+    settings = bench.settings(train__timeout=300, restarts__crash=0)
     settings = [
         word for word in settings if word.split("=")[0].split(".")[0] in ("job", "restarts")
     ]

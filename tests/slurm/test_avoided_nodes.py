@@ -150,6 +150,42 @@ def test_blame_lasts_and_survives_a_torn_line(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_failure_counts_only_on_its_own_cluster(site: Site) -> None:
+    site.prints("sinfo", TEN.replace("down*", "idle"))
+    path = bad_nodes_path(site.environ)
+    for cluster in ("alpha", "alpha", "", ""):
+        node = "n1" if cluster else "n2"
+        add_failure(path, node, "killed by SIGBUS", "runs/a", cluster=cluster)
+    # The same job number on two clusters is two jobs.
+    for cluster, attempt in (("beta", "7-0"), ("gamma", "7-0"), ("gamma", "8-0")):
+        add_failure(path, "n3", "killed by SIGBUS", "runs/a", attempt, cluster=cluster)
+
+    def avoided(name: str | None) -> list[str]:
+        site.prints("scontrol", f"ClusterName             = {name}\n" if name else "")
+        return site.avoided(NodeRequest(None, 1))
+
+    assert avoided("alpha") == ["n1"]
+    assert avoided("beta") == []
+    assert avoided("gamma") == ["n3"]
+    # A record of an older version has no cluster: it counts where the cluster has no name.
+    assert avoided(None) == ["n2"]
+    site.environ["SLURM_CLUSTER_NAME"] = "alpha"
+    assert avoided("beta") == ["n1"]
+    forgive(path, "n1", "beta")
+    assert avoided(None) == ["n1"]
+    forgive(path, "n1", "alpha")
+    assert avoided(None) == []
+
+
+def test_the_job_records_its_own_cluster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = bad_nodes_path(site.environ)
+    site.prints("scontrol", "ClusterName             = alpha\n")
+    add_failure(path, "n1", "down", "runs/a")
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "beta")
+    add_failure(path, "n1", "down", "runs/a")
+    assert [one.cluster for one in node_failures(path, 0.0)] == ["alpha", "beta"]
+
+
 def test_a_node_is_suspect_from_its_second_failure() -> None:
     entries = [NodeFailure(node, 0.0, "", "") for node in ("a", "b", "c", "b", "c", "c")]
     assert suspects(entries, after=2) == ["c", "b"]

@@ -8,7 +8,8 @@ import pytest
 
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
-from hpcrun.ranks.distributed import DistributedConfig, ExistingGroup, place_in_group
+from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
 from hpcrun.ranks.launchers import read_placement
 
 Recorded = Callable[[str], dict[str, str]]

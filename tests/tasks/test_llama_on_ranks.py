@@ -12,6 +12,7 @@ from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
@@ -54,7 +55,7 @@ def trainer(
 def step(made, rank, number):
     """Take a step on this rank's two micro-batches of random tokens; return its loss."""
     drawn = torch.Generator().manual_seed(100 * number + rank)
-    micro = [torch.randint(0, 512, (2, 33), generator=drawn) for _ in range(2)]
+    micro = MicroBatches(torch.randint(0, 512, (2, 33), generator=drawn) for _ in range(2))
     return made.training_step(micro, lambda model, seen: model(seen[:, :-1], seen[:, 1:])).loss
 
 

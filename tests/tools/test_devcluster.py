@@ -232,7 +232,7 @@ def test_down_removes_the_parts_of_a_killed_up(spare_name, moment):
         if moment == "namespace"
         else root / "run" / f"{moment}.process"
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not sign.exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -249,7 +249,7 @@ def test_the_next_down_finishes_a_killed_down(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "down", "--name", spare_name]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     root = Path(f"/tmp/devcluster-{spare_name}")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (root / "cluster.json").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -263,7 +263,7 @@ def test_up_rebuilds_a_cluster_that_was_killed_half_way(spare_name):
     command = ["/usr/bin/python3", str(TOOL), "up", "--name", spare_name, "--nodes=1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     sign = Path(f"/tmp/devcluster-{spare_name}/run/munged.process")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not sign.exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
@@ -314,6 +314,8 @@ def test_a_daemon_that_refuses_its_configuration_is_quoted(spare_name):
     ],
 )
 def test_a_refusal_is_one_line_with_a_remedy(arguments, words):
+    if os.geteuid() != 0 and arguments[0] != "up":
+        pytest.skip("without root, the tool refuses these before it reads them")
     done = tool(*arguments)
     assert done.returncode == REFUSED
     assert done.stderr.count("\n") == 1
@@ -322,8 +324,9 @@ def test_a_refusal_is_one_line_with_a_remedy(arguments, words):
 
 
 def test_an_ordinary_user_is_refused_with_a_remedy():
-    command = ["setpriv", "--reuid=65534", "--clear-groups", "--", "/usr/bin/python3", str(TOOL)]
-    done = subprocess.run([*command, "up"], capture_output=True, text=True, check=False)
+    become = ["setpriv", "--reuid=65534", "--clear-groups", "--"] if os.geteuid() == 0 else []
+    command = [*become, "/usr/bin/python3", str(TOOL), "up"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == REFUSED
     assert "sudo" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hpcrun.train.data.micro_batches import MicroBatches
+
 STEPS = 5
 
 
@@ -56,12 +58,12 @@ def by_trainers(trainer, part=0, parts=1):
     """
     generator, critic = (trainer(net, sgd) for net in nets())
     for samples, noise in batches(part, parts):
-        halves = list(zip(samples.chunk(2), noise.chunk(2), strict=True))
+        halves = MicroBatches(zip(samples.chunk(2), noise.chunk(2), strict=True))
         critic.training_step(
             halves, lambda model, batch: critics_loss(model, generator.module, *batch)
         )
         generator.training_step(
-            noise.chunk(2), lambda model, z: generators_loss(model, critic.module, z)
+            MicroBatches(noise.chunk(2)), lambda model, z: generators_loss(model, critic.module, z)
         )
     return weights(generator.module, critic.module)
 

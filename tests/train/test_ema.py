@@ -40,7 +40,7 @@ def test_each_step_moves_the_average_towards_the_weights():
     made = trainer(model)
     expected = copied(dict(model.named_parameters()))
     for step in range(4):
-        made.training_step([batch(step)], loss)
+        made.training_step(batch(step), loss)
         for name, value in model.named_parameters():
             expected[name] = 0.8 * expected[name] + 0.2 * value.detach()
     averages = made.average.tensors()
@@ -53,7 +53,7 @@ def test_each_step_moves_the_average_towards_the_weights():
 def test_in_the_block_the_model_has_averaged_weights():
     model = net()
     made = trainer(model)
-    made.training_step([batch(0)], loss)
+    made.training_step(batch(0), loss)
     before, averages = copied(model.state_dict()), copied(made.average.tensors())
     inside = {}
 
@@ -73,7 +73,7 @@ def test_in_the_block_the_model_has_averaged_weights():
 def test_a_checkpoint_keeps_the_average_exactly(tmp_path):
     made = trainer(net())
     for step in range(3):
-        made.training_step([batch(step)], loss)
+        made.training_step(batch(step), loss)
     assert made.save_checkpoint(tmp_path / "with", 3).ok
     again = trainer(net())
     restored = again.load_checkpoint(tmp_path / "with")
@@ -100,7 +100,7 @@ def test_a_newly_trained_parameter_begins_its_average_at_its_value(tmp_path):
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     made = AMPTrainer(net(), everything, ema=0.8, device="cpu")
-    made.training_step([batch(0)], loss)
+    made.training_step(batch(0), loss)
     assert made.save_checkpoint(tmp_path, 1).ok
     thawed = net()
     thawed[2].bias.requires_grad_(True)

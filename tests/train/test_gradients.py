@@ -47,11 +47,11 @@ def trainer(rank, parallel="ddp", **options):
 
 
 def batches(rank, count):
-    """Return ``count`` steps of a micro-batch of eight samples, different on each rank."""
+    """Return ``count`` batches of eight samples, different on each rank."""
     generator = torch.Generator().manual_seed(10 + rank)
     for _ in range(count):
         inputs = torch.randn(8, 6, generator=generator)
-        yield [(inputs, inputs.sin().sum(1))]
+        yield inputs, inputs.sin().sum(1)
 
 
 def spoiled(model, batch):

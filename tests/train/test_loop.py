@@ -13,6 +13,7 @@ from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements
 from hpcrun.train.metrics.sinks import JsonLines, Sinks
@@ -57,7 +58,7 @@ def run_loop(run, saver, last, loss, validate=lambda: None, window=None):
     loop = Loop(
         config=config,
         steps=range(5),
-        batches=iter([[torch.ones(3, 2)]] * 5),
+        batches=iter([MicroBatches([torch.ones(3, 2)])] * 5),
         take=lambda _, micro_batches: trainer.training_step(micro_batches, loss),
         agreement=agreement,
         reason_to_stop=lambda: StopReason.WARNING if position.step == last - 1 else StopReason.NONE,

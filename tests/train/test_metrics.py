@@ -19,6 +19,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.run.record import wandb_id
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.slow_nodes import SlowNodeWatch
 from hpcrun.train.metrics.log import MetricsLog, StepMeasurements, utilization
 from hpcrun.train.metrics.sinks import JsonLines, Sinks, TensorBoard, build_sinks
@@ -111,7 +112,7 @@ class Training:
         return model(batch * 0).mean() + batch.mean()
 
     def step(self, *values: float) -> None:
-        batches = [torch.tensor([[float(value)]]) for value in values]
+        batches = MicroBatches(torch.tensor([[float(value)]]) for value in values)
         self.done += 1
         self.log.step(self.done, self.trainer.training_step(batches, self.loss))
 

@@ -11,6 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.data.batching import Batching, samples
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.nonfinite import REPORTS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
@@ -53,7 +54,7 @@ class Training:
 
         for letter in pattern:
             factor = torch.nan if letter == "x" else 1.0
-            watch.check(self.trainer.training_step([torch.ones(3, 2) * factor], loss))
+            watch.check(self.trainer.training_step(torch.ones(3, 2) * factor, loss))
         watch.finish()
 
     def reports(self):
@@ -149,7 +150,7 @@ def test_an_invalid_weight_is_named_and_changes_nothing(tmp_path, capsys, weight
     training = Training(tmp_path, "train.nonfinite_limit=1")
     watch = training.watch()
     before = [value.clone() for value in training.trainer.module.parameters()]
-    parts = [torch.ones(3, 2), torch.ones(1, 2)]
+    parts = MicroBatches([torch.ones(3, 2), torch.ones(1, 2)])
     weights = [torch.tensor(3.0), torch.tensor(weight)]
     result = training.trainer.training_step(parts, lambda model, part: model(part).mean(), weights)
     with pytest.raises(NotFinite) as stopped:

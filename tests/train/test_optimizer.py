@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from hpcrun import scaled_lr
+from hpcrun.config import ConfigError
 from hpcrun.errors import UserError
+from hpcrun.train.learning_rate import learning_rate_lines
 from hpcrun.train.optimizer import (
     build_optimizer,
     build_schedule,
@@ -32,6 +35,35 @@ def test_the_schedule_warms_up_and_decays_to_its_final_fraction(schedule, factor
     keys = ["train.steps=12", "optim.warmup_steps=4", "optim.final_lr_fraction=0.2"]
     factor = learning_rate_factor(config(*keys, *f"optim.schedule={schedule}".split()))
     assert [factor(step) for step in (0, 3, 4, 8, 12)] == pytest.approx(factors)
+
+
+def test_the_peak_rate_is_scaled_with_the_batch_and_reported():
+    keys = ("train.lr=0.01", "train.batch_size=128")
+    for rule, peak, words in (
+        ("none", 0.01, None),
+        ("linear", 0.04, "peak learning rate 0.04: train.lr 0.01 times train.batch_size 128 / "),
+        ("sqrt", 0.02, "peak learning rate 0.02: train.lr 0.01 times the square root of train.ba"),
+    ):
+        base = () if rule == "none" else ("train.lr_base_batch=32",)
+        wanted = config(*keys, *base, f"train.lr_scaling={rule}")
+        optimizer = build_optimizer(nn.Linear(2, 2), wanted)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(peak)
+        build_schedule(optimizer, wanted)
+        lines = list(learning_rate_lines(wanted, optimizer))
+        assert [line.startswith(words or "") for line in lines] == ([True] if words else [])
+    with pytest.raises(ConfigError, match="lr_base_batch: lr_scaling=sqrt needs the batch size"):
+        config("train.lr_scaling=sqrt")
+
+
+def test_a_rate_is_scaled_with_the_number_of_ranks():
+    assert [scaled_lr(0.1, 16), scaled_lr(0.1, 16, "sqrt")] == pytest.approx([1.6, 0.4])
+    assert scaled_lr(0.1, 16, "none") == scaled_lr(0.1, 1) == 0.1
+    for arguments, part in (
+        ((0.1, 4, "square"), "use linear, sqrt or none"),
+        ((0.1, 0), "1 or more"),
+    ):
+        with pytest.raises(ValueError, match=part):
+            scaled_lr(*arguments)
 
 
 class Own:
@@ -136,7 +168,7 @@ def trained(make, *, reload_after=None, tmp_path=None):
             made = trainer()
             made.load_checkpoint(tmp_path)
         batch = torch.arange(7).roll(step)
-        made.training_step([batch], lambda model, x: model(x).square().mean() - model(x).mean())
+        made.training_step(batch, lambda model, x: model(x).square().mean() - model(x).mean())
     return made
 
 

@@ -63,6 +63,15 @@ def test_the_plain_loop_of_the_page_resumes(tmp_path):
     assert first.splitlines()[-1] == second.splitlines()[-1]
 
 
+def test_the_loop_with_a_data_loader_of_the_page_trains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(code_blocks(PAGE.read_text(), "python")[2], {"__name__": "page"})
+    lines = capsys.readouterr().out.splitlines()
+    last = re.fullmatch(r"epoch 19, step 160: loss (\S+), mean over the ranks (\S+)", lines[-1])
+    assert float(last[1]) == float(last[2]) < 0.01
+    assert torch.load("model.pth", weights_only=True)["step"] == 160
+
+
 def disturbed(script, world_size):
     """Run the script in parts; return the exit codes and rank 0's first and last line of each.
 
@@ -172,7 +181,7 @@ def test_passes_around_averaged_weights_use_the_right_weights(rank):
         generator, _ = gan.nets()
         made = wrapped(generator, gan.sgd, parallel, ema=0.5, fsdp=fsdp)
         noise = torch.ones(2, 3)
-        made.training_step([noise], lambda model, z: model(z).square().mean())
+        made.training_step(noise, lambda model, z: model(z).square().mean())
         results = [made.model(noise)]
         with made.averaged():
             results += [made.model(noise), made.model(noise)]
@@ -191,7 +200,7 @@ def test_a_checkpoint_after_a_pass_has_the_shards(rank, tmp_path, fsdp):
     noise = torch.ones(2, 3)
 
     def stepped():
-        made.training_step([noise], lambda model, z: model(z).square().mean())
+        made.training_step(noise, lambda model, z: model(z).square().mean())
         return made.model(noise).detach()
 
     stepped()
@@ -202,14 +211,16 @@ def test_a_checkpoint_after_a_pass_has_the_shards(rank, tmp_path, fsdp):
 
 
 @ranks(2)
-def test_several_ranks_without_a_wrapped_model_are_refused(tmp_path):
+def test_the_first_step_wraps_the_model(rank, tmp_path):
     def early(parallel):
         return unwrapped(gan.nets()[0], gan.sgd, parallel)
 
     for parallel in ("ddp", "fsdp"):
-        with pytest.raises(RuntimeError, match="2 ranks would each train a separate model") as told:
-            early(parallel).training_step([torch.ones(2, 3)], gan.generators_loss)
-        assert "wrap_model() before training_step()" in str(told.value)
+        made = early(parallel)
+        made.training_step(
+            torch.full((2, 3), rank + 1.0), lambda model, x: model(x).square().mean()
+        )
+        agreed(gan.weights(made.module).tolist())
     # FSDP replaces the parameters, and so the optimizer.
     for ask in (
         lambda trainer: trainer.optimizer,
@@ -232,7 +243,7 @@ def test_ranks_of_the_program_s_group_train_one_model(rank, tmp_path):
     assert (place.launch_method, place.backend) == ("spawn", "gloo")
     assert made.is_main_process == (rank == 0)
     made.wrap_model()
-    made.training_step([torch.full((1, 2), rank + 1.0)], lambda model, batch: model(batch).sum())
+    made.training_step(torch.full((1, 2), rank + 1.0), lambda model, batch: model(batch).sum())
     assert made.save_checkpoint(tmp_path, 1).ok
     agreed(torch.cat([w.flatten() for w in made.module.parameters()]).tolist())
 

@@ -80,6 +80,7 @@ def test_memory_besides_the_weights_is_counted_and_named():
 def test_a_single_rank_is_never_sharded(capsys):
     alone = DistributedConfig()
     assert resolve_parallel(config(), Net(), alone, Ranks()) == "single"
+    assert resolve_parallel(config("train.parallel=dp"), Net(), alone, Ranks()) == "dp"
     assert capsys.readouterr().out == ""
 
 
@@ -279,6 +280,8 @@ def test_a_hollow_copy_takes_no_memory():
 
 
 CONTRADICTIONS = [
+    (["train.parallel=dp", "job.gpus=2"], "train.parallel: dp is for one process, but 1 x 2"),
+    (["train.parallel=dp", "train.compile=true"], "train.compile: dp copies the model"),
     (["train.parallel=single", "job.gpus=2"], "train.parallel: single is for one rank, but 1 x 2"),
     (
         ["train.parallel=fsdp", "train.find_unused_parameters=true"],

@@ -22,11 +22,11 @@ def loss(model, batch):
 
 
 def batches(count, *bad):
-    """Take ``count`` steps of one micro-batch, with an infinite loss at the steps ``bad``."""
+    """Take ``count`` batches, each of one step, with an infinite loss at the steps ``bad``."""
     generator = torch.Generator().manual_seed(3)
     for step in range(count):
         factor = torch.inf if step in bad else 1.0
-        yield [(torch.randn(4, 6, generator=generator), torch.full((4, 1), factor))]
+        yield torch.randn(4, 6, generator=generator), torch.full((4, 1), factor)
 
 
 def adamw(model):
@@ -169,7 +169,7 @@ def test_a_group_with_a_nonfinite_first_gradient_keeps_no_momentum(monkeypatch):
         dirty = [torch.full((64, 64), 7.0) for _ in range(50)]
         for step in ((1, 1.0), (2, torch.inf), (2, 1.0)):
             del dirty[:10]
-            trainer.training_step([step], of_two_parts)
+            trainer.training_step(step, of_two_parts)
         return trainer.module.state_dict()
 
     prompt = train()

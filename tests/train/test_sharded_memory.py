@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import build_trainer
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel.process_group import control_ranks
 from hpcrun.train.position import Position
 from hpcrun.train.setup import make_model
@@ -88,7 +89,7 @@ def built(rank, world_size, *settings):
     assert all(isinstance(p, DTensor) and not p.is_meta for p in trainer.module.parameters())
     before = bits(trainer.module)
     batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    result = trainer.training_step([batch], task.loss)
+    result = trainer.training_step(batch, task.loss)
     return before, result.loss.item(), bits(trainer.module)
 
 
@@ -151,7 +152,9 @@ def accumulated(rank, world_size, each):
 
     data = torch.Generator().manual_seed(rank)
     for _ in range(2):
-        trainer.training_step([torch.randn(4, 64, generator=data) for _ in range(4)], loss)
+        trainer.training_step(
+            MicroBatches([torch.randn(4, 64, generator=data) for _ in range(4)]), loss
+        )
     return max(held), [parameter.full_tensor() for parameter in trainer.module.parameters()]
 
 

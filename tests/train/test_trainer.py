@@ -13,6 +13,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.build import compile_mode
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step import ema as checkpointing
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
@@ -58,7 +59,7 @@ def test_a_loss_in_a_cuda_graph_s_memory_is_kept():
         preparation=Preparation(compile="reduce-overhead"),
     )
     results = [
-        made.training_step([torch.tensor(x)], lambda model, batch: model(batch)) for x in (1.0, 2.0)
+        made.training_step(torch.tensor(x), lambda model, batch: model(batch)) for x in (1.0, 2.0)
     ]
     assert [result.loss.item() for result in results] == [1.0, 2.0]
 
@@ -104,7 +105,7 @@ def halves(optimizer):
 def test_a_step_equals_the_step_written_by_hand():
     module = net()
     twin = copy.deepcopy(module)
-    result = AMPTrainer(module, sgd, device="cpu").training_step([batch(8)], loss)
+    result = AMPTrainer(module, sgd, device="cpu").training_step(batch(8), loss)
     by_hand = sgd(twin)
     value = loss(twin, batch(8))
     value.backward()
@@ -116,17 +117,9 @@ def test_a_step_equals_the_step_written_by_hand():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("given", "kind"),
-    [(torch.ones(4, 2), "Tensor"), (batch(4), "dict"), (iter([batch(4)]), "list_iterator")],
-)
-def test_a_batch_instead_of_a_list_is_refused(given, kind):
-    with pytest.raises(
-        TypeError, match=rf"a list of micro-batches \(for one batch: \[batch\]\), not a {kind}$"
-    ):
-        AMPTrainer(net(), sgd, device="cpu").training_step(given, loss)
+def test_no_micro_batches_are_refused():
     with pytest.raises(ValueError, match="at least one micro-batch"):
-        AMPTrainer(net(), sgd, device="cpu").training_step([], loss)
+        AMPTrainer(net(), sgd, device="cpu").training_step(MicroBatches([]), loss)
 
 
 def test_an_optimiser_that_asks_for_a_closure_is_refused():
@@ -137,7 +130,7 @@ def test_an_optimiser_that_asks_for_a_closure_is_refused():
         AMPTrainer(module, torch.optim.LBFGS(module.parameters()), device="cpu")
     made = AMPTrainer(module, lambda model: torch.optim.LBFGS(model.parameters()), device="cpu")
     with pytest.raises(ValueError, match=r"LBFGS.step\(closure\)"):
-        made.training_step([batch(4)], loss)
+        made.training_step(batch(4), loss)
 
 
 def test_a_schedule_that_needs_a_metric_is_refused():
@@ -145,7 +138,7 @@ def test_a_schedule_that_needs_a_metric_is_refused():
     made = AMPTrainer(net(), sgd, scheduler=plateau, device="cpu")
     for _ in range(2):
         with pytest.raises(ValueError, match=r"ReduceLROnPlateau.step\(metrics\); make it in your"):
-            made.training_step([batch(4)], loss)
+            made.training_step(batch(4), loss)
     with pytest.raises(ValueError, match="a function that makes the schedule"):
         AMPTrainer(net(), sgd, scheduler=halves(sgd(net())), device="cpu")
 
@@ -155,7 +148,7 @@ def test_clipping_bounds_the_norm_over_all_parameters_of_the_optimiser(amp):
     module = net()
     before = weights(module)
     trainer = AMPTrainer(module, sgd, amp=amp, clip_norm=0.01, device="cpu")
-    result = trainer.training_step([batch(8)], loss)
+    result = trainer.training_step(batch(8), loss)
     assert result.gradient_norm > 0.01
     step = (weights(module) - before).norm() / 0.1
     torch.testing.assert_close(step, torch.tensor(0.01), rtol=1e-3, atol=0)
@@ -171,7 +164,7 @@ def test_bf16_keeps_the_weights_in_full_precision():
         return (out.float() - data["targets"]).square().mean()
 
     trainer = AMPTrainer(module, sgd, amp=AMPConfig(dtype="bf16"), device="cpu")
-    result = trainer.training_step([batch(8)], watched)
+    result = trainer.training_step(batch(8), watched)
     assert seen == [torch.bfloat16]
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
     assert result.loss.dtype == torch.float32
@@ -181,9 +174,9 @@ def test_bf16_keeps_the_weights_in_full_precision():
 def test_fp16_undoes_its_loss_scale_in_the_gradients():
     module, twin = net(), net()
     trainer = AMPTrainer(module, sgd, amp=FP16, clip_norm=1e6, device="cpu")
-    half = trainer.training_step([batch(8), batch(8, seed=2)], loss)
+    half = trainer.training_step(MicroBatches([batch(8), batch(8, seed=2)]), loss)
     full = AMPTrainer(twin, sgd, clip_norm=1e6, device="cpu").training_step(
-        [batch(8), batch(8, seed=2)], loss
+        MicroBatches([batch(8), batch(8, seed=2)]), loss
     )
     torch.testing.assert_close(half.gradient_norm, full.gradient_norm, rtol=1e-2, atol=0)
     torch.testing.assert_close(weights(module), weights(twin), rtol=1e-2, atol=1e-3)
@@ -194,10 +187,10 @@ def test_training_resumes_after_an_evaluation_with_frozen_parts():
     module = net()
     trainer = AMPTrainer(module, sgd, device="cpu")
     module.eval()
-    trainer.training_step([batch(4)], loss)
+    trainer.training_step(batch(4), loss)
     assert module.training
     module[2].eval()
-    trainer.training_step([batch(4)], loss)
+    trainer.training_step(batch(4), loss)
     assert [part.training for part in module] == [True, True, False, True]
 
 
@@ -213,7 +206,7 @@ def test_a_checkpoint_returns_the_caller_s_data(tmp_path):
 def test_a_folder_of_another_training_is_refused_until_loaded(tmp_path):
     first = AMPTrainer(net(), sgd, device="cpu")
     assert first.save_checkpoint(tmp_path, 1).ok
-    first.training_step([batch(4, 1)], loss)
+    first.training_step(batch(4, 1), loss)
     assert first.save_checkpoint(tmp_path, 2).ok
     manifest = (tmp_path / "step-000000002" / "manifest.json").read_bytes()
     torch.manual_seed(1)

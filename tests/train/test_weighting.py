@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.step.trainer import AMPTrainer
 
 
@@ -43,12 +44,12 @@ def test_micro_batches_weighted_by_tokens_equal_the_whole_batch(kind):
     data = batch([0, 4, 5, 5, 1])
     parts = rows(data, [(0, 2), (2, 4), (4, 5)])
     whole, split, alike = net(), net(), net()
-    one = AMPTrainer(whole, sgd, device="cpu").training_step([data], loss)
+    one = AMPTrainer(whole, sgd, device="cpu").training_step(data, loss)
     counts = [kind(int((targets >= 0).sum())) for _, targets in parts]
-    three = AMPTrainer(split, sgd, device="cpu").training_step(parts, loss, counts)
+    three = AMPTrainer(split, sgd, device="cpu").training_step(MicroBatches(parts), loss, counts)
     torch.testing.assert_close(split.weight, whole.weight)
     torch.testing.assert_close(three.loss, one.loss)
-    AMPTrainer(alike, sgd, device="cpu").training_step([parts[0], parts[2]], loss)
+    AMPTrainer(alike, sgd, device="cpu").training_step(MicroBatches([parts[0], parts[2]]), loss)
     assert not torch.allclose(alike.weight, whole.weight)
 
 
@@ -56,7 +57,7 @@ def test_a_step_without_a_token_changes_nothing():
     module = net()
     before = module.weight.clone()
     result = AMPTrainer(module, sgd, device="cpu").training_step(
-        [batch([5, 5])], loss, [torch.tensor(0)]
+        batch([5, 5]), loss, [torch.tensor(0)]
     )
     assert torch.equal(module.weight, before)
     assert result.loss.item() == 0.0
@@ -72,4 +73,4 @@ def test_a_step_without_a_token_changes_nothing():
 )
 def test_an_invalid_weight_is_refused(weight, total, told):
     with pytest.raises(ValueError, match=told):
-        AMPTrainer(net(), sgd, device="cpu").training_step([batch([0])], loss, [weight], total)
+        AMPTrainer(net(), sgd, device="cpu").training_step(batch([0]), loss, [weight], total)

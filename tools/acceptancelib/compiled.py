@@ -14,6 +14,7 @@ from hpcrun.config.layers import override_layer
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import compile_mode
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
@@ -77,6 +78,6 @@ def losses(
     )
     trainer.wrap_model()
     data = batches(SIZES["tiny"], torch.device("cpu"), _STEPS)
-    micro = [list(batch.to(device).chunk(parts)) for batch in data]
+    micro = [MicroBatches(batch.to(device).chunk(parts)) for batch in data]
     steps = [trainer.training_step(batch, next_byte) for batch in micro]
     return [step.loss.item() for step in steps]

@@ -12,6 +12,7 @@ from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.config import AMPConfig
 from hpcrun.devices import vendor
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
 
@@ -83,7 +84,7 @@ def measure(precision: Precision, device: torch.device, parts: int) -> dict[str,
         clip_norm=1.0,
         device=device,
     )
-    micro = list(batches(size, _CPU, 1)[0].to(device).chunk(parts))
+    micro = MicroBatches(batches(size, _CPU, 1)[0].to(device).chunk(parts))
     steps = [trainer.training_step(micro, next_byte) for _ in range(2)]
     late = trainer.gate.pending
     skipped = any(step.skipped for step in steps)

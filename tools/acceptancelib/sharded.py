@@ -59,9 +59,9 @@ def rank(here: Member) -> dict[str, Any]:
     # Other bytes on each rank.
     data = ((data + here.distributed.rank) % 256).to(here.device)
     trainer = _trainer(here)
-    first = trainer.training_step([data], next_byte)
+    first = trainer.training_step(data, next_byte)
     saved = trainer.save_checkpoint(folder, 1)
-    second = trainer.training_step([data], next_byte)
+    second = trainer.training_step(data, next_byte)
     local = _locals(trainer)
     figures: dict[str, Any] = {
         "losses": [first.loss.item(), second.loss.item()],
@@ -78,7 +78,7 @@ def rank(here: Member) -> dict[str, Any]:
             for parameter in again.module.parameters():
                 parameter.zero_()
         again.load_checkpoint(folder)
-        again.training_step([data], next_byte)
+        again.training_step(data, next_byte)
         figures["resumed"] = _hash(_locals(again))
     dist.barrier()
     return figures

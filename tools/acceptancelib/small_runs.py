@@ -50,7 +50,7 @@ class SmallRun:
         made = torch.Generator().manual_seed(rank)
         data = torch.randint(0, 256, (SAMPLES, int(context) + 1), generator=made)
         batch = data.to(self.trainer.device)
-        taken = [self.trainer.training_step([batch], self.task.loss) for _ in range(count)]
+        taken = [self.trainer.training_step(batch, self.task.loss) for _ in range(count)]
         return [step.loss.item() for step in taken]
 
     def bits(self) -> str:

@@ -80,9 +80,9 @@ def step(rank: int, parallel: Any, layers: int, width: int, vocabulary: int) -> 
         # The first step also compares the parts of the model between the ranks.
         if counted:
             with calls:
-                trainer.training_step([batch], lambda model, seen: model(seen[:, :-1], seen[:, 1:]))
+                trainer.training_step(batch, lambda model, seen: model(seen[:, :-1], seen[:, 1:]))
         else:
-            trainer.training_step([batch], lambda model, seen: model(seen[:, :-1], seen[:, 1:]))
+            trainer.training_step(batch, lambda model, seen: model(seen[:, :-1], seen[:, 1:]))
     return calls
 
 

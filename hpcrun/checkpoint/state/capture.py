@@ -194,7 +194,7 @@ def apply_rank(own: dict[str, Any]) -> list[str]:
     if own["numpy"] is not None:
         import numpy as np
 
-        np.random.set_state(_to_numpy(own["numpy"]))
+        np.random.set_state(to_numpy(own["numpy"]))
     devices = own.get("accelerators")
     if devices is not None:
         note = accelerator.restore_generators(devices)
@@ -354,20 +354,20 @@ def capture_numpy() -> Any:
         import numpy as np
     except ImportError:
         return None
-    return _from_numpy(np.random.get_state(legacy=False))
+    return from_numpy(np.random.get_state(legacy=False))
 
 
-def _from_numpy(value: Any) -> Any:
+def from_numpy(value: Any) -> Any:
     import numpy as np
 
     if isinstance(value, dict):
-        return {key: _from_numpy(child) for key, child in value.items()}
+        return {key: from_numpy(child) for key, child in value.items()}
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _to_numpy(value: Any) -> Any:
+def to_numpy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _to_numpy(child) for key, child in value.items()}
+        return {key: to_numpy(child) for key, child in value.items()}
     return value.numpy() if isinstance(value, torch.Tensor) else value

@@ -1,7 +1,8 @@
-"""Check a job's network: names, latency, bandwidth, all-reduce.
+"""Check a job's network: names, latency, ports, bandwidth, RDMA, all-reduce.
 
 Needs neither GPUs nor root. All pairs are measured in parallel rounds: 16
-nodes take 45 seconds. The result names a bad node or a bad link.
+nodes take 45 seconds. The result names a bad node or a bad link. --links adds
+a table of all pairs. RDMA is measured with ib_write_bw, where it is installed.
 
   salloc --nodes 8 --no-kill hpcrun netcheck
   sbatch --nodes 8 sbatch/netcheck.sbatch
@@ -27,17 +28,20 @@ from hpcrun.network.findings import (
     findings,
     node_lines,
 )
+from hpcrun.network.link_table import link_lines
 from hpcrun.network.measurements import NetworkMeasurements
 from hpcrun.network.netcheck import Check, Options
 from hpcrun.network.probes import Finding
+from hpcrun.network.rdma import rdma_lines
 from hpcrun.printing import ProgressBar, progress_bar, say
 from hpcrun.ranks.launchers import step_hosts
 
-_ALL_REDUCE = 60.0
+_ALL_REDUCE, _RDMA = 60.0, 2
 # Name, default, least value, help.
 _MEASURE: Sequence[tuple[str, float, float, str]] = (
     ("seconds", Options.seconds, 0.1, "seconds per round"),
     ("streams", Options.streams, 1, "connections per pair"),
+    ("rdma", _RDMA, 0, "seconds per RDMA measurement (ib_write_bw of perftest); 0: none"),
     ("patience", Options.patience, 1, "seconds for the nodes to start"),
     ("all-reduce", _ALL_REDUCE, 0, "timeout of the final all-reduce in seconds; 0: none"),
 )
@@ -49,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, default, _, text in _MEASURE:
         words = f"{text} (default {default:g})"
         how.add_argument(f"--{name}", type=type(default), default=default, metavar="N", help=words)
+    parser.add_argument("--links", action="store_true", help="also print a table of all pairs")
     add_local(how, "N processes on this machine instead of nodes")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -66,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(as_data(measured, found))
     else:
-        _print(measured, found)
+        _print(measured, found, links=arguments.links, rdma=bool(arguments.rdma))
     return int(bool(found))
 
 
@@ -89,6 +94,7 @@ def _measure(arguments: argparse.Namespace, hosts: Sequence[str]) -> NetworkMeas
     options = Options(
         seconds=arguments.seconds,
         streams=arguments.streams,
+        rdma=arguments.rdma,
         all_reduce=arguments.all_reduce,
         patience=arguments.patience,
     )
@@ -114,8 +120,12 @@ def _show(bar: ProgressBar, step: int, steps: int, text: str) -> None:
     bar.describe(text)
 
 
-def _print(measured: NetworkMeasurements, found: list[Finding]) -> None:
+def _print(measured: NetworkMeasurements, found: list[Finding], *, links: bool, rdma: bool) -> None:
     say(*node_lines(measured))
+    if links:
+        say("", *link_lines(measured))
+    if rdma and (lines := rdma_lines(measured.rdma, measured.no_rdma)):
+        say("", *lines)
     if measured.collective is not None:
         say("", collective_line(measured.collective))
     say("", *conclusion(found))

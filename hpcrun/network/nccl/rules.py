@@ -48,6 +48,8 @@ class Variable:
     min: int | None = None
     max: int | None = None
     default: str | None = None
+    form: str | None = None
+    wrong: str | None = None
     advice: str | None = None
     system_with: str | None = None
     remarks: tuple[Remark, ...] = ()
@@ -151,16 +153,30 @@ def wrong_value(variable: Variable, value: str) -> str | None:
     if variable.type in _LISTS and len(value.split()) > 1:
         return f"has a space, which counts as part of a name; write {''.join(value.split())}"
     if variable.type == "flag":
-        return None if number(value) in (0, 1) else f"should be 0 or 1, not {value}"
+        fits = number(value) in (0, 1) or (_of_c10d(variable) and value.lower() in _C10D_WORDS)
+        return None if fits else f"should be 0 or 1, not {value}"
     if variable.min is not None or variable.max is not None:
         return _wrong_number(variable, value)
-    if variable.type == "distance":
-        return _wrong_distance(variable, value)
+    if variable.type in ("distance", "exact"):
+        return _wrong_exact(variable, value)
     if variable.type == "selection":
         return _wrong_selection(variable, value)
-    if variable.choices and value.upper() not in map(str.upper, variable.choices):
-        return f"should be {_one_of(variable.choices)}, not {value}"
-    return None
+    if variable.type == "set":
+        return _wrong_set(variable, value)
+    if variable.form is not None:
+        fits = re.fullmatch(variable.form, value, re.IGNORECASE) is not None
+    else:
+        fits = not variable.choices or value.upper() in map(str.upper, variable.choices)
+    more = f"; {variable.wrong}" if variable.wrong else ""
+    return None if fits else f"should be {_one_of(variable.choices)}, not {value}{more}"
+
+
+# c10d's getCvarBool() takes these words too; NCCL reads every word as 0.
+_C10D_WORDS = ("y", "yes", "t", "true", "n", "no", "f", "false")
+
+
+def _of_c10d(variable: Variable) -> bool:
+    return variable.library == "torch" and concerns_nccl(variable.name)
 
 
 def _wrong_number(variable: Variable, value: str) -> str | None:
@@ -175,10 +191,12 @@ def _wrong_number(variable: Variable, value: str) -> str | None:
     return None
 
 
-def _wrong_distance(variable: Variable, value: str) -> str | None:
-    if value.upper() in variable.choices or number(value) is not None:
+def _wrong_exact(variable: Variable, value: str) -> str | None:
+    """Check a value that NCCL compares with strcmp(), so that its case counts."""
+    if value in variable.choices or is_old_distance(variable, value):
         return None
-    return f"should be {_one_of(variable.choices)}, not {value}"
+    case = "; NCCL does not ignore the case" if value.upper() in variable.choices else ""
+    return f"should be {_one_of(variable.choices)}, not {value}{case}"
 
 
 def is_old_distance(variable: Variable, value: str) -> bool:
@@ -186,13 +204,32 @@ def is_old_distance(variable: Variable, value: str) -> bool:
     return variable.type == "distance" and number(value) is not None
 
 
+_FUNCTIONS = ("allgather", "allreduce", "broadcast", "reduce", "reducescatter")
+
+
 def _wrong_selection(variable: Variable, value: str) -> str | None:
-    """Check ``ring,tree`` and, since 2.24, ``allreduce:^tree;broadcast:ring``."""
+    """Check ``ring,tree`` and, since 2.24, ``ring;allreduce:^tree``.
+
+    NCCL skips an empty word, and removes no blank.
+    """
     known = {choice.lower() for choice in variable.choices}
-    for part in value.split(";"):
-        for word in part.rpartition(":")[2].removeprefix("^").split(","):
-            if word.strip().lower() not in known:
-                return f"has {word.strip() or 'an empty name'!r}; known are {', '.join(variable.choices)}"
+    for position, part in enumerate(filter(None, value.split(";"))):
+        function, colon, names = part.rpartition(":")
+        if colon and function.lower() not in _FUNCTIONS:
+            return f"has {function!r} before a colon; known are {', '.join(_FUNCTIONS)}"
+        if position and not colon:
+            return f"has {part!r} without a collective: only the first part may have none"
+        for word in filter(None, names.removeprefix("^").split(",")):
+            if word.lower() not in known:
+                return f"has {word!r}; known are {', '.join(variable.choices)}"
+    return None
+
+
+def _wrong_set(variable: Variable, value: str) -> str | None:
+    """Check ``INIT,NET`` or ``^INIT,NET``. NCCL skips an empty word, and removes blanks."""
+    for word in filter(None, map(str.strip, value.removeprefix("^").split(","))):
+        if word.upper() not in variable.choices:
+            return f"has {word!r}; known are {', '.join(variable.choices)}"
     return None
 
 

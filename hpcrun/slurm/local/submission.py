@@ -137,7 +137,7 @@ def _sane_limit(requests: Sequence[JobRequest]) -> int:
     if all(request.devices for request in requests):
         return len(requests)
     processes = max(it.nodes * it.tasks_per_node * (it.cpus_per_task or 1) for it in requests)
-    return max(1, (os.cpu_count() or 1) // processes)
+    return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
 _START_TIMEOUT = 20.0

@@ -24,6 +24,7 @@ from hpcrun.train.data.batching import (
     samples,
     start_worker,
 )
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_stream
 
 Places = list[Sequence[int]]
@@ -36,7 +37,7 @@ _PLACES_AT_ONCE = 4096
 
 
 class Steps:
-    """Iterator over the steps of one rank; each item is the step's list of micro-batches.
+    """Iterator over the steps of one rank; each item holds the step's micro-batches.
 
     ``batching``: numbers of samples in the micro-batches, on all ranks. ``saved(done)`` returns what a
     checkpoint after ``done`` steps needs to resume in the data; a map-style dataset needs nothing.
@@ -44,16 +45,16 @@ class Steps:
 
     def __init__(
         self,
-        steps: Generator[list[Any], None, None],
+        steps: Generator[MicroBatches, None, None],
         batching: Batching,
         saved: Callable[[int], StreamState] = lambda _: StreamState({}, {}),
     ) -> None:
         self._steps, self.batching, self.saved = steps, batching, saved
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[MicroBatches]:
         return self._steps
 
-    def __next__(self) -> list[Any]:
+    def __next__(self) -> MicroBatches:
         return next(self._steps)
 
     def close(self) -> None:
@@ -192,8 +193,8 @@ def training_steps(
     """Return the micro-batches of this rank for each step; ``close()`` ends the loader processes.
 
     The order of a map-style dataset is a pure function of seed, epoch and index: it does not depend on the
-    number of ranks, so that a resume may begin at any step. Each item is a list of micro-batches, tensors on
-    the CPU with the samples as the first dimension.
+    number of ranks, so that a resume may begin at any step. Each item is a :class:`MicroBatches`, with
+    tensors on the CPU and the samples as the first dimension.
 
     Args:
         dataset: a map-style dataset, or a stream with ``state_dict()`` and ``load_state_dict()``.
@@ -263,7 +264,7 @@ def _require_samples(stream: IterableDataset[Any], batching: Batching) -> None:
 
 def _by_step(
     loader: Iterable[Any], steps: range, batching: Batching
-) -> Generator[list[Any], None, None]:
+) -> Generator[MicroBatches, None, None]:
     batches = iter(loader)
     for _ in steps:
-        yield [next(batches) for _ in range(batching.accumulation)]
+        yield MicroBatches([next(batches) for _ in range(batching.accumulation)])

@@ -27,6 +27,7 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, plain
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching, reseed, start_worker
+from hpcrun.train.data.micro_batches import MicroBatches
 
 _Item = tuple[Any, "bytes | None", "str | None"]
 """(micro-batch, pickled state of the reader after it, or an error message instead of both)."""
@@ -128,7 +129,7 @@ class StreamSteps:
             return StreamState({**shared, "state": pack(states[0])}, {})
         return StreamState(shared, {"states": states})
 
-    def read(self, *, pin_memory: bool) -> Generator[list[Any], None, None]:
+    def read(self, *, pin_memory: bool) -> Generator[MicroBatches, None, None]:
         """Yield the micro-batches of each step; close the generator to end the loader processes."""
         loader: DataLoader[_Item] = DataLoader(
             self._feed,
@@ -146,7 +147,7 @@ class StreamSteps:
             next(items)
         number = self._feed.first
         for step in self._steps:
-            batches = []
+            batches = MicroBatches()
             for _ in range(self._shape.batching.accumulation):
                 batch, state, refusal = next(items)
                 if refusal is not None:

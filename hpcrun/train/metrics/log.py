@@ -41,7 +41,7 @@ def mean_over_ranks(total: float, count: float, ranks: Ranks) -> float:
 class StepMeasurements:
     """Measurements of each step. ``loss`` is the task's loss with timing and FLOP counting around it.
 
-    ``peak``: FLOP/s of a rank's device; None: log no MFU.
+    ``peak``: FLOP/s of all devices of a rank; None: log no MFU.
     """
 
     watch: Stopwatch
@@ -54,6 +54,8 @@ def measure(config: Config, task: Task, model: nn.Module, device: torch.device) 
     """Wrap the task's loss with measurements; call before ``model`` is moved, prepared or wrapped."""
     watch = Stopwatch(device)
     peak = peak_here(device, config.amp.dtype, config.watch.peak_flops)
+    if peak is not None and accelerator.is_accelerator(device) and config.train.parallel == "dp":
+        peak *= accelerator.count()
     flops = FlopCounter(None if peak is None else twin(model), task.flops_per_sample)
     return StepMeasurements(watch, flops, watch.timed(flops.counting(task.loss)), peak)
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.devices import accelerator
 from hpcrun.train.data.batches import Steps
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.step.trainer import LossFunction
 
 
@@ -61,7 +62,7 @@ class Stopwatch:
         """Start measuring; the time before was preparation."""
         self._since = time.perf_counter()
 
-    def batches(self, steps: Steps) -> Generator[list[Any], None, None]:
+    def batches(self, steps: Steps) -> Generator[MicroBatches, None, None]:
         """Yield the micro-batches of ``steps``, and time the wait for them. Closing ends the loader."""
         iterator, clock = iter(steps), time.perf_counter
         try:

@@ -35,7 +35,7 @@ from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import UserError
 
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def blocks(module: nn.Module) -> list[nn.Module]:
@@ -53,11 +53,11 @@ def kind(module: nn.Module) -> type[nn.Module]:
 
 def unshared(root: nn.Module, parts: list[nn.Module]) -> list[nn.Module]:
     """Return the ``parts`` without tied weights: no other module has their parameters."""
-    separate = _separate(root)
+    separate = has_own_weights(root)
     return [part for part in parts if separate(part)]
 
 
-def _separate(root: nn.Module) -> Callable[[nn.Module], bool]:
+def has_own_weights(root: nn.Module) -> Callable[[nn.Module], bool]:
     """Return a predicate: True if no module outside of a part has the part's parameters."""
     uses: Counter[int] = Counter()
     for part in root.modules():
@@ -78,7 +78,7 @@ def _collect(module: nn.Module, found: dict[int, nn.Module]) -> None:
         classes.update(kind(child) for child in module._modules.values() if child is not None)
     for child in module.children():
         same_class = len(classes) == 1
-        repeated = (same_class or classes[kind(child)] > 1) and kind(child) not in _EMBEDDINGS
+        repeated = (same_class or classes[kind(child)] > 1) and kind(child) not in EMBEDDINGS
         if repeated and next(child.parameters(), None) is not None:
             found.setdefault(id(child), child)
         else:

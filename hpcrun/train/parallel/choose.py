@@ -1,7 +1,8 @@
 """Choose the parallelism of a training: as configured, or by memory for ``train.parallel=auto``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,12 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.model.checks import unshardable
 from hpcrun.train.model.prepare import blocks
+from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.network import BYTES, Group, fsdp_step, machine_named
-from hpcrun.train.parallel.strategies import DDPStrategy, Strategy
+from hpcrun.train.parallel.strategies import DataParallelStrategy, DDPStrategy, Strategy
 
-Parallel = Literal["single", "ddp", "fsdp"]
+Parallel = Literal["single", "dp", "ddp", "fsdp"]
 
 HEADROOM = 0.4
 """The fraction of a device's memory reserved for activations, workspaces and fragmentation."""
@@ -49,21 +51,38 @@ class Need:
 
 
 def strategy(
-    parallel: Parallel, distributed: DistributedConfig, amp: AMPConfig, fsdp: FSDP
+    parallel: Parallel,
+    distributed: DistributedConfig,
+    amp: AMPConfig,
+    fsdp: FSDP,
+    compression: Compression | None = None,
+    devices: Sequence[int] | None = None,
 ) -> Strategy:
     """Make the strategy ``parallel``. On a single rank ddp and fsdp are the same as single.
 
+    Args:
+        devices: the GPUs of dp; None: all that the process sees.
+
     Raises:
-        ValueError: single, which needs one process, with several ranks.
+        ValueError: another value; single or dp, which need one process, with several ranks; a
+            ``compression`` without ddp.
     """
+    values = get_args(Parallel)
+    if parallel not in values:
+        written = str(parallel).lower()
+        meant = f'write "{written}"' if written in values else "use one of these values"
+        raise ValueError(f"parallel={parallel!r} is not one of {', '.join(values)}; {meant}")
+    compression = compression or Compression()
+    if distributed.world_size > 1 or parallel in ("fsdp", "dp"):
+        compression.require_ddp(parallel)
     if distributed.world_size == 1:
-        return Strategy()
-    if parallel == "single":
+        return DataParallelStrategy(devices) if parallel == "dp" else Strategy()
+    if parallel in ("single", "dp"):
         raise ValueError(
-            "parallel=single works in one process only; with several ranks use ddp or fsdp"
+            f"parallel={parallel} works in one process only; with several ranks use ddp or fsdp"
         )
     if parallel == "ddp":
-        return DDPStrategy(distributed)
+        return DDPStrategy(distributed, compression)
     return FSDPStrategy(distributed, fsdp, amp.dtype)
 
 
@@ -208,7 +227,9 @@ def with_fsdp(config: Config, **values: Any) -> Config:
 
 def only_ddp(config: Config) -> str | None:
     """Return the key of ``config`` that only DDP supports, or None."""
-    return "train.find_unused_parameters" if config.train.find_unused_parameters else None
+    if config.train.find_unused_parameters:
+        return "train.find_unused_parameters"
+    return "train.comm_hook" if config.train.comm_hook != "none" else None
 
 
 def need(config: Config, model: nn.Module) -> Need:

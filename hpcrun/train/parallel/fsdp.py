@@ -32,6 +32,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
 from hpcrun.train.model.prepare import blocks, compile_in_place, unshared
+from hpcrun.train.model.units import by_size
 from hpcrun.train.parallel.fsdp_check import ShardedUse
 from hpcrun.train.parallel.network import BYTES, MANY_GRADIENTS
 from hpcrun.train.parallel.process_group import connect
@@ -268,8 +269,17 @@ class FSDPStrategy(Strategy):
 def units(module: nn.Module, options: FSDP) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return the submodules of ``module`` to shard as units, and those of them to compile: the blocks.
 
-    Submodules with tied weights belong to the root.
+    With ``wrap=size`` the units without units inside are compiled. Submodules with tied weights belong to the
+    root.
     """
+    if options.wrap == "size":
+        found = by_size(module, options.min_parameters)
+        inner = [
+            one
+            for one in found
+            if not any(part in found for part in one.modules() if part is not one)
+        ]
+        return found, inner
     found = unshared(module, blocks(module))
     outside = large_layers(module, found) if options.wrap == "auto" else []
     return [*found, *outside], found

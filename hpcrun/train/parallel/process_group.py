@@ -27,6 +27,12 @@ from hpcrun.ranks.tree_group import TreeGroup, new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
+from hpcrun.train.parallel.ended_ranks import leave_ranks
+from hpcrun.train.parallel.hosts import (
+    binds_loopback,
+    needs_hosts,
+    use_reachable_network,
+)
 
 
 def setup_distributed(
@@ -56,6 +62,8 @@ def setup_distributed(
     select_device(config)
     if config.world_size > 1 and not dist.is_initialized():
         os.environ.update(config.to_env_dict())
+        if needs_hosts(config) and binds_loopback():
+            use_reachable_network(config, timeout=timeout)
         dist.init_process_group(
             config.backend,
             rank=config.rank,
@@ -233,12 +241,21 @@ def select_device(config: DistributedConfig) -> torch.device:
 def cleanup_distributed() -> None:
     """Leave the process group, if there is one; call this function before the process ends.
 
+    After training steps of a loop of yours, the rank waits until all ranks call this function, at most the
+    timeout of the group. Thus a rank that has fewer batches than the others does not end as if all was well.
+
     A gloo thread releases the tensors of a collective only after its callers have continued, and needs the
     interpreter for that: during interpreter shutdown this would abort the process.
+
+    Raises:
+        UserError: another rank waits in a step for a rank that has ended; the text names both.
     """
-    if dist.is_available() and dist.is_initialized():
-        wait_until_idle(GLOO_WORKERS)
-        dist.destroy_process_group()
+    try:
+        leave_ranks()
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            wait_until_idle(GLOO_WORKERS)
+            dist.destroy_process_group()
 
 
 def get_rank() -> int:

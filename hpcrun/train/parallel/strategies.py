@@ -13,11 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun.devices import vendor
+from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.vendor import CompileMode
+from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.model.prepare import blocks, compile_in_place, of_torch
+from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.network import default_bucket
 
 # torch 2.13 deprecates the old name; earlier versions have only the old name.
@@ -88,11 +90,38 @@ class Strategy:
         return module
 
 
+class DataParallelStrategy(Strategy):
+    """One process for several GPUs (``torch.nn.DataParallel``); on the CPU, the plain module."""
+
+    def __init__(self, devices: Sequence[int] | None = None) -> None:
+        """``devices``: numbers of the GPUs; None: all that the process sees."""
+        self._devices = devices
+
+    def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
+        """Raises UserError for ``mode``: DataParallel copies the model in every step."""
+        if mode is not None:
+            raise UserError(
+                "parallel=dp copies the model in every step; use ddp, or no compilation"
+            )
+        if not any(accelerator.is_accelerator(value.device) for value in module.parameters()):
+            print("hpcrun: parallel=dp finds no GPU; it trains on the CPU, as single", flush=True)
+            return module
+        chosen = list(range(accelerator.count())) if self._devices is None else list(self._devices)
+        print(
+            f"hpcrun: parallel=dp trains on {len(chosen)} GPUs from one process; ddp with a rank for "
+            "each GPU is faster",
+            flush=True,
+        )
+        return nn.DataParallel(module, chosen) if len(chosen) > 1 else module
+
+
 class DDPStrategy(Strategy):
     """A copy of the module on each rank; DistributedDataParallel averages the gradients."""
 
-    def __init__(self, distributed: DistributedConfig) -> None:
-        self._distributed = distributed
+    def __init__(
+        self, distributed: DistributedConfig, compression: Compression | None = None
+    ) -> None:
+        self._distributed, self._compression = distributed, compression or Compression()
         self.buffers_differ = not distributed.broadcast_buffers
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
@@ -107,6 +136,7 @@ class DDPStrategy(Strategy):
             bucket_cap_mb=self._distributed.bucket_mb
             or default_bucket(gradients, self._distributed.world_size),
         )
+        self._compression.attach(wrapped)
         # A graph of the whole model would be split where DDP's buckets end, into other graphs for each
         # bucket. Blocks of a class share a graph. CUDA graphs pay for the whole model only.
         parts = [] if mode is None or mode in vendor.WITHOUT_GRAPHS else blocks(module)

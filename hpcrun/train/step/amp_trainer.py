@@ -1,7 +1,7 @@
 """AMPTrainer: optimizer steps on one device, with mixed precision, accumulation and clipping."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hpcrun.checkpoint.folder import folder_engine, folder_store
-from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.state.training import TrainingState
+from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
-from hpcrun.devices.accelerator import default_device, is_accelerator
-from hpcrun.ranks.collective import Ranks
+from hpcrun.devices.accelerator import default_device
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
+from hpcrun.train.step.accumulation import Accumulation
+from hpcrun.train.step.arguments import (
+    MakeOptimizer,
+    optimizer_and_precision,
+    require_makers,
+    require_plain_step,
+)
+from hpcrun.train.step.checkpoints import TrainerCheckpoints
+from hpcrun.train.step.default_loss import add_hint, loss_of_model
+from hpcrun.train.step.distributed_flag import DistributedFlag
 from hpcrun.train.step.ema import THREADS, WeightAverage
-from hpcrun.train.step.gate import StepGate, trained_by
+from hpcrun.train.step.even_batches import EvenBatches
+from hpcrun.train.step.gate import StepDecision, StepGate, trained_by
 from hpcrun.train.step.precision import (
     LossFunction,
     StepResult,
@@ -27,17 +36,10 @@ from hpcrun.train.step.precision import (
     choose_matmul,
     to_device,
 )
-from hpcrun.train.step.weighting import (
-    Weight,
-    loss_factors,
-    require_makers,
-    require_micro_batches,
-    require_plain_step,
-    weighted,
-)
+from hpcrun.train.step.weighting import Weight, loss_factors, weighted
 
 
-class AMPTrainer:
+class AMPTrainer(TrainerCheckpoints):
     """Mixed-precision training steps with gradient accumulation, clipping and loss scaling, on one device.
 
     Weights and optimizer state keep their dtype, usually float32; autocast casts operations of the forward
@@ -49,25 +51,33 @@ class AMPTrainer:
         model: the module for forward passes; the same as ``module`` on one device.
         amp: the precision.
         clip_norm: maximum global gradient norm, or None.
+        accumulation: the count of the calls that make one optimizer step.
     """
+
+    is_distributed = DistributedFlag()
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | Callable[[nn.Module], Optimizer],
+        optimizer: Optimizer | MakeOptimizer | AMPConfig | None = None,
         *,
+        config: AMPConfig | None = None,
         amp: AMPConfig | None = None,
         clip_norm: float | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         device: torch.device | str | None = None,
         ema: float | None = None,
+        accumulation_steps: int = 1,
+        learning_rate: float | None = None,
     ) -> None:
         """Move ``model`` to ``device``.
 
         Args:
             model: the model to train.
             optimizer: the optimizer, or a function that makes it from the wrapped model. FSDP needs the
-                function, because it replaces the parameters. Its ``step()`` takes no closure.
+                function, because it replaces the parameters. Its ``step()`` takes no closure. None: AdamW.
+                Or an AMPConfig, as for ``config``.
+            config: other name of ``amp``.
             amp: precision and loss scaling; None: float32.
             clip_norm: maximum global gradient norm, as ``torch.nn.utils.clip_grad_norm_``; None: no clipping.
             scheduler: function that makes the learning-rate schedule from the optimizer. Its ``step()``
@@ -75,15 +85,19 @@ class AMPTrainer:
             device: where to train; None: the current GPU, or the CPU.
             ema: decay of an exponential moving average of the weights (``torch.optim.swa_utils``), updated
                 after every step that was not skipped.
+            accumulation_steps: calls of :meth:`training_step` that make one optimizer step, with the mean of
+                their losses. Give all ranks the same number.
+            learning_rate: of the AdamW without ``optimizer``; None: 1e-3.
 
         Raises:
-            ValueError: the optimizer's ``step()`` needs an argument, or ``scheduler`` is an object instead of
-                a function. Objects that a function makes are checked when they are made.
+            ValueError: an argument contradicts another or has another type, the optimizer's ``step()`` needs
+                an argument, or ``scheduler`` is an object instead of a function. Objects that a function
+                makes are checked when they are made.
         """
         if device is None:
             device = default_device()
         self.device = torch.device(device)
-        self.amp = amp or AMPConfig()
+        optimizer, self.amp = optimizer_and_precision(optimizer, config, amp, learning_rate)
         self._strategy = self._choose_strategy()
         require_makers(optimizer, scheduler, replaced=self._strategy.replaces_parameters)
         self.module = self._strategy.place(model, self.device)
@@ -91,6 +105,8 @@ class AMPTrainer:
         self.clip_norm = clip_norm
         choose_matmul(self.amp, self.device)
         self.gate = StepGate(self.amp, self.device, self._after_step)
+        self.accumulation = Accumulation(accumulation_steps, self.gate)
+        self._even = EvenBatches()
         self._make_optimizer = optimizer
         self._make_scheduler = scheduler
         self._optimizer: Optimizer | None = None
@@ -104,16 +120,6 @@ class AMPTrainer:
     def _replays_graphs(self) -> bool:
         """True if the compiled model captures CUDA graphs, so that its outputs live in reused memory."""
         return False
-
-    @property
-    def is_distributed(self) -> bool:
-        """True if gradients are averaged over ranks."""
-        return False
-
-    @property
-    def is_main_process(self) -> bool:
-        """True on rank 0."""
-        return True
 
     @property
     def forward_is_collective(self) -> bool:
@@ -137,11 +143,6 @@ class AMPTrainer:
         """
         self._require_final_parameters()
         return self._strategy.whole(self.module, self.device)
-
-    @property
-    def _ranks(self) -> int:
-        """Number of ranks in a step."""
-        return 1
 
     @property
     def optimizer(self) -> Optimizer:
@@ -214,130 +215,70 @@ class AMPTrainer:
 
     def training_step(
         self,
-        micro_batches: Sequence[Any],
-        loss: LossFunction,
+        batch: Any,
+        loss: LossFunction | None = None,
         weights: Sequence[Weight] | None = None,
         total: float | None = None,
     ) -> StepResult:
-        """Accumulate the gradients of ``micro_batches`` and take one optimizer step.
+        """Accumulate the gradients of a batch, or of several micro-batches, and take one optimizer step.
 
         The loss of the step is the mean over the micro-batches, or with ``weights`` the weighted mean.
         Gradients that the parameters already have, e.g. from another model's loss, are dropped.
 
         Args:
-            micro_batches: batches for ``loss``, tensors on any device; they are moved to :attr:`device`.
+            batch: one batch for ``loss``: a tensor, a list, a tuple, a dict or an object. Several
+                micro-batches of one optimizer step are a :class:`hpcrun.MicroBatches`. Tensors on any device
+                are moved to :attr:`device`.
             loss: called as ``loss(model, batch)``; returns the mean loss over a batch's samples, a
-                floating-point tensor of shape ().
+                floating-point tensor of shape (). None: the model's output is the loss, see
+                :func:`hpcrun.train.step.default_loss.loss_of_model`.
             weights: weight of each micro-batch, such as its number of valid tokens: numbers, or
                 tensors of one element on any device. None: equal weights on all ranks.
             total: the sum of the weights over all ranks, if known; saves an all-reduce.
 
         Returns:
             The loss, the gradient norm, and whether the step was skipped because of a NaN or an infinity.
+            With ``accumulation_steps``, the loss of this call, and ``updated=False`` before the last call.
 
         Raises:
             ValueError: there are no micro-batches, the number of weights differs, or a weight is negative
-                or not a scalar.
-            TypeError: ``micro_batches`` is not a sequence.
+                or not a scalar. Or weights with ``accumulation_steps``.
+            UserError: without ``loss``, the model returned no loss.
             RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
-        factors = self._begin(micro_batches, loss, weights, total)
-        value = self._backward(micro_batches, loss, factors)
-        return self._update(value)
+        micro_batches = batch if isinstance(batch, MicroBatches) else MicroBatches([batch])
+        computed = loss or loss_of_model
+        try:
+            factors = self._begin(micro_batches, computed, weights, total)
+            value = self._backward(micro_batches, computed, factors)
+            return self._update(value)
+        except Exception as error:
+            self.accumulation.restart()
+            if not self.steps:
+                add_hint(error, batch, own_loss=loss is not None)
+            self._explain(error)
+            raise
 
-    def save_checkpoint(
-        self,
-        where: Path | str | CheckpointEngine,
-        step: int,
-        extra: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-    ) -> SaveOutcome:
-        """Save everything that a restart after ``step`` steps needs, and wait for the commit. Collective.
+    def even(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches until every rank has used its batches, also if their numbers differ. Collective.
 
-        The files hold model, optimizer, schedule, loss scale, average and random generators.
-
-        Args:
-            where: a folder of checkpoints.
-            step: number of finished steps.
-            extra: your own plain data and tensors; :meth:`load_checkpoint` returns them.
-            meta: plain JSON data, kept readable in the manifest.
-
-        Returns:
-            The outcome, the same on every rank, in bytes and seconds. A failed save raises nothing.
-
-        Raises:
-            CheckpointError: on all ranks, if the folder holds steps of another training, which
-                :meth:`load_checkpoint` did not load.
-            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
-        """
-        return self.start_checkpoint(where, step, extra, meta).wait()[-1]
-
-    def start_checkpoint(
-        self,
-        where: Path | str | CheckpointEngine,
-        step: int,
-        extra: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        own: Mapping[str, Any] | None = None,
-        *,
-        disk: bool = True,
-        memory: bool = True,
-    ) -> CheckpointEngine:
-        """Start :meth:`save_checkpoint` asynchronously: a thread writes while training continues. Collective.
-
-        In your own loop :class:`hpcrun.Checkpointer` does this, and reports the outcome. ``step``, ``extra``,
-        ``meta`` and the errors are as for :meth:`save_checkpoint`.
+        Call :meth:`training_step` with each batch. A rank without a batch gets a used batch again, and its
+        weight is 0: the loss of the step is the mean over the ranks that have a batch, or with ``weights``
+        the weighted mean. Each step has a small all-reduce on the CPU. A batch norm of a rank without a batch
+        updates its statistics with the used batch.
 
         Args:
-            where: a folder of checkpoints, or an engine made for one.
-            own: plain data of this rank only, returned in the ``own`` of :meth:`load_checkpoint`.
-            disk: as for :meth:`CheckpointEngine.start`.
-            memory: as for :meth:`CheckpointEngine.start`.
-
-        Returns:
-            The engine, which reports the outcome.
+            batches: this rank's batches, such as a ``DataLoader``.
         """
-        engine = self._engine(where)
-        engine.require_restored("load_checkpoint()")
-        state = self._state()
-        shared, rank = state.capture(dict(extra or {}))
-        own, meta, alike = {**(own or {}), **rank}, dict(meta or {}), state.alike()
-        engine.start(step, shared, own, meta, alike, disk=disk, memory=memory)
-        return engine
+        return self._even.over(batches, self._checkpoint_ranks())
 
-    def load_checkpoint(
-        self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
-    ) -> Restored | None:
-        """Restore the newest valid checkpoint in place; return None if there is none. Collective.
-
-        This also restores the random generators. Make datasets, loaders and their iterators before the
-        call, or give each loader its own generator.
+    def mean(self, value: Any) -> float:
+        """Return the mean of ``value`` over all ranks, on every rank, such as of a loss. Collective.
 
         Args:
-            where: a folder of checkpoints, or an engine made for one.
-            skip: steps to ignore.
-
-        Returns:
-            ``step`` (finished steps), ``shared["extra"]`` (your data), ``meta``, and ``notes`` on changes.
-
-        Raises:
-            CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
-            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
+            value: a number, a tensor of one element, or a StepResult; reading it waits for the device.
         """
-        engine, state = self._engine(where), self._state()
-        restored = engine.restore(state.template(), skip)
-        return None if restored is None else state.restore(restored)
-
-    def _engine(self, where: Path | str | CheckpointEngine) -> CheckpointEngine:
-        """Return the engine of a folder; the first call for a folder is collective."""
-        if isinstance(where, CheckpointEngine):
-            return where
-        folder = Path(where)
-        if folder not in self._engines:
-            self._engines[folder] = folder_engine(
-                folder_store(folder), self._checkpoint_ranks(), pinned=is_accelerator(self.device)
-            )
-        return self._engines[folder]
+        return self._checkpoint_ranks().mean(float(value))
 
     def _state(self) -> TrainingState:
         # First apply the last step's result to the schedule: the optimizer holds its learning rate.
@@ -350,32 +291,46 @@ class AMPTrainer:
             scheduler=self.scheduler,
             averages=self.average,
             buffers_differ=self._strategy.buffers_differ,
-            rank_parts={"threads": THREADS} if self.device.type == "cpu" else {},
+            rank_parts=self._rank_parts(),
         )
 
-    def _checkpoint_ranks(self) -> Ranks:
-        """Return the ranks that save together. Collective at the first call."""
-        return Ranks()
+    def _rank_parts(self) -> dict[str, RankPart]:
+        """Return the parts of a checkpoint that each rank has for itself."""
+        parts = {"threads": THREADS} if self.device.type == "cpu" else {}
+        readable = not self._strategy.replaces_parameters
+        gradients = self.accumulation.part(self.model, readable=readable)
+        return {**parts, "gradients": gradients}
 
     def _begin(
         self,
-        micro_batches: Sequence[Any],
+        micro_batches: MicroBatches,
         loss: LossFunction,
         weights: Sequence[Weight] | None,
         total: float | None,
     ) -> Sequence[Weight] | None:
         """Clear the gradients; return the factor of each micro-batch's loss, or None for equal factors."""
-        require_micro_batches(micro_batches)
+        if not micro_batches:
+            raise ValueError("a training step needs at least one micro-batch")
+        if weights is not None and self.accumulation.calls > 1:
+            raise ValueError(
+                "weights need the micro-batches of an optimizer step in one call: pass hpcrun.MicroBatches "
+                "and weights to a trainer without accumulation_steps"
+            )
         self._before_step(micro_batches, loss)
-        self._clear()
+        if self.accumulation.begins:
+            self._clear()
         self._weights = weights or ()
+        weights, total = self._even.weights(weights, total, len(micro_batches))
         if weights is None:
             return None
         if len(weights) != len(micro_batches):
             raise ValueError(f"{len(micro_batches)} micro-batches, but {len(weights)} weights")
-        return loss_factors(weights, total, ranks=self._ranks, device=self.device)
+        return loss_factors(weights, total, ranks=self.ranks, device=self.device)
 
-    def _before_step(self, micro_batches: Sequence[Any], loss: LossFunction) -> None:
+    def _explain(self, error: Exception) -> None:
+        """Raise a better error than ``error``, which a step raised, if there is one."""
+
+    def _before_step(self, micro_batches: MicroBatches, loss: LossFunction) -> None:
         """Do what the first step needs, such as DDP's order of buckets; called before every step."""
 
     def _clear(self) -> None:
@@ -386,16 +341,20 @@ class AMPTrainer:
 
     def _backward(
         self,
-        micro_batches: Sequence[Any],
+        micro_batches: MicroBatches,
         loss: LossFunction,
         factors: Sequence[Weight] | None,
     ) -> Tensor:
         """Accumulate the gradients; return the sum of the scaled losses, in float32."""
         self._leave_evaluation()
         total: Tensor | None = None
-        parts = len(micro_batches)
+        parts, calls, updates = (
+            len(micro_batches),
+            self.accumulation.calls,
+            self.accumulation.updates,
+        )
         for index, batch in enumerate(micro_batches):
-            with self._strategy.micro_batch(self.model, last=index == parts - 1):
+            with self._strategy.micro_batch(self.model, last=updates and index == parts - 1):
                 with self.autocast():
                     value = loss(self.model, to_device(batch, self.device))
                     if self._replays_graphs:
@@ -404,9 +363,11 @@ class AMPTrainer:
                         value = weighted(value, factors[index])
                     elif parts > 1:
                         value = value / parts
+                seen = value.detach().float()
+                if calls > 1:
+                    value = value / calls
                 self._strategy.before_backward(value)
                 torch.autograd.backward(self.scaler.scale(value))
-            seen = value.detach().float()
             total = seen if total is None else total + seen
         assert total is not None
         return total
@@ -417,6 +378,9 @@ class AMPTrainer:
         # Read the schedule only here: the property waits for the result of the previous step.
         _ = self.scheduler
         learning_rate = optimizer.param_groups[0]["lr"]
+        if not self.accumulation.count():
+            pending = StepDecision(self.gate, skipped=False)
+            return StepResult(total, None, pending, learning_rate, self._weights, updated=False)
         norm, decision = self.gate.step(optimizer, self._clip if self.clip_norm else None)
         self._clear()
         return StepResult(total, norm, decision, learning_rate, self._weights)

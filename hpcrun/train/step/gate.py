@@ -25,9 +25,8 @@ class StepDecision:
 
     __slots__ = ("_gate", "_skipped")
 
-    def __init__(self, gate: "StepGate") -> None:
-        self._gate = gate
-        self._skipped: bool | None = None
+    def __init__(self, gate: "StepGate", skipped: bool | None = None) -> None:
+        self._gate, self._skipped = gate, skipped
 
     @property
     def skipped(self) -> bool:
@@ -46,7 +45,8 @@ class StepGate:
     """Takes optimizer steps with finite gradients and skips the rest.
 
     ``steps`` counts all steps, ``skipped`` the skipped ones, ``skipped_in_row`` the consecutive ones up to
-    now. All are the same on every rank.
+    now. ``accumulated`` counts the calls since the last step (``accumulation_steps``). All are the same on
+    every rank.
     """
 
     late_on: Container[object] = accelerator.KINDS
@@ -65,6 +65,7 @@ class StepGate:
             enabled=amp.dtype == "fp16",
         )
         self.steps = self.skipped = self.skipped_in_row = 0
+        self.accumulated = 0
         self._pending: StepDecision | None = None
         self._readback: _Readback | None = None
 
@@ -122,6 +123,7 @@ class StepGate:
             "steps": self.steps,
             "skipped": self.skipped,
             "skipped_in_row": self.skipped_in_row,
+            **({"accumulated": self.accumulated} if self.accumulated else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,6 +134,7 @@ class StepGate:
         self.steps = state.get("steps", 0)
         self.skipped = state.get("skipped", 0)
         self.skipped_in_row = state.get("skipped_in_row", 0)
+        self.accumulated = state.get("accumulated", 0)
 
     def _not_finite(self, optimizer: Optimizer, norm: Tensor | None) -> Tensor | bool:
         """Return a true value if any gradient is infinite or NaN; a scalar on the device is 1.0 if so."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcrun.train.data.batching import Batching
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.checks import Frozen, require_loss
 from hpcrun.train.step.trainer import DistributedAMPTrainer, LossFunction, StepResult
 from hpcrun.train.step.weighting import Weight, impossible
@@ -38,17 +39,16 @@ class MicroBatchStep:
 
     def __call__(self, step: int, micro_batches: Sequence[Any]) -> StepResult:
         """Take step number ``step`` with this rank's micro-batches. Collective."""
-        if self._plain:
-            result = self._trainer.training_step(micro_batches, self._loss)
-        else:
-            result = self._weighted(micro_batches)
+        taken = MicroBatches(micro_batches)
+        plain = self._plain
+        result = self._trainer.training_step(taken, self._loss) if plain else self._weighted(taken)
         self._loss = self._bare
         if self._frozen:
             self._frozen.require(step)
         self._task._reached(step + 1)
         return result
 
-    def _weighted(self, micro_batches: Sequence[Any]) -> StepResult:
+    def _weighted(self, micro_batches: MicroBatches) -> StepResult:
         trainer, loss, batching = self._trainer, self._loss, self._batching
         counts = None if batching.always_even else batching.counts(self._rank)
         weights, total = self._weights(micro_batches, counts), None

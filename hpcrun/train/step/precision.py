@@ -84,6 +84,9 @@ class StepResult:
         decision: decision on the step; see :attr:`skipped`.
         learning_rate: used in this step by the first parameter group.
         weights: the weights of the micro-batches, as the caller gave them.
+        updated: False between the calls of an accumulation (``accumulation_steps``), which change no weight.
+
+    ``float(result)``, ``result.item()``, ``str(result)`` and ``f"{result:.4f}"`` give the loss.
     """
 
     loss: Tensor
@@ -91,6 +94,20 @@ class StepResult:
     decision: StepDecision
     learning_rate: float
     weights: Sequence[Weight] = ()
+    updated: bool = True
+
+    def __float__(self) -> float:
+        return float(self.loss)
+
+    def item(self) -> float:
+        """Return the loss as a number; waits for the device."""
+        return float(self)
+
+    def __format__(self, form: str) -> str:
+        return format(float(self), form)
+
+    def __str__(self) -> str:
+        return str(float(self))
 
     @property
     def skipped(self) -> bool:

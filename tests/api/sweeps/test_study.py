@@ -30,7 +30,7 @@ signal.signal(signal.SIGUSR2, lambda *_: sys.exit(75))
 run = Path(os.environ["HPCRUN_RUN"])
 with open("began", "a") as log:
     log.write(f"{run.name} {restart}\\n")
-late = time.monotonic() + 120
+late = time.monotonic() + 600
 while Path("hold").exists() and time.monotonic() < late:
     time.sleep(0.05)
 if kind == "crashes":

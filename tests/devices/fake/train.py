@@ -27,6 +27,7 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
 from hpcrun.tasks.options import LanguageModelShape
+from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy
 from hpcrun.train.step import gate
@@ -100,6 +101,7 @@ def trainer(way: str, case: Case) -> DistributedAMPTrainer:
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer),
         ema=0.99 if case.ema else None,
     )
+    made.names_ended_ranks = False  # The other ranks of a fake group never end.
     made.wrap_model()
     return made
 
@@ -108,7 +110,7 @@ def train(way: str, case: Case) -> dict[str, Any]:
     """Take some steps; return where the results are and what the host has read."""
     with device.fake_tensors() as reads:
         made = trainer(way, case)
-        batches = [torch.randint(0, 256, (2, 17)) for _ in range(1 + case.accumulation)]
+        batches = MicroBatches(torch.randint(0, 256, (2, 17)) for _ in range(1 + case.accumulation))
         weights = [3.0, torch.tensor(2.0, device="cuda")][: len(batches)]
         for _ in range(STEPS):
             read = len(reads.devices)

@@ -121,7 +121,7 @@ def test_after_a_suspension_slurm_is_asked_for_the_end() -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -110,10 +110,71 @@ def test_versions_decide_what_is_gone_or_not_there_yet() -> None:
         ),
         ("NCCL_SOCKET_FAMILY", "ipv4", "AF_INET or AF_INET6"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "0 to 3"),
+        ("NCCL_DEBUG", "ERROR", "should be VERSION, WARN, INFO, TRACE or ABORT, not ERROR"),
+        ("NCCL_DEBUG", "debug", "prints nothing; WARN prints the errors"),
+        ("NCCL_DEBUG", "1", "WARN prints the errors"),
+        ("NCCL_DEBUG_SUBSYS", "INIT,NETS", "'NETS'; known are INIT, COLL"),
+        ("NCCL_DEBUG_SUBSYS", "^GRAPHS", "'GRAPHS'"),
+        ("NCCL_DEBUG_TIMESTAMP_LEVELS", "ERROR", "'ERROR'; known are VERSION"),
+        ("NCCL_P2P_LEVEL", "nvl", "NCCL does not ignore the case"),
+        ("NCCL_P2P_LEVEL", "NVLINK", "LOC, NVL"),
+        ("NCCL_NET_GDR_LEVEL", "phb", "NCCL does not ignore the case"),
+        ("NCCL_SOCKET_FAMILY", "af_inet", "NCCL does not ignore the case"),
+        ("NCCL_ALGO", "ring, tree", "' tree'"),
+        ("NCCL_ALGO", "sendrecv:ring", "before a colon"),
+        ("NCCL_ALGO", "ring;tree", "only the first part"),
+        ("NCCL_PROTO", "Simple,LL129", "'LL129'; known are LL"),
+        ("NCCL_CTA_POLICY", "FAST", "DEFAULT, EFFICIENCY or ZERO"),
+        ("NCCL_NETDEVS_POLICY", "MAX:0", "AUTO, ALL or MAX:N"),
+        ("NCCL_LAUNCH_MODE", "SERIAL", "PARALLEL or GROUP"),
+        ("NCCL_NTHREADS", "100", "64, 128, 256 or 512"),
+        ("NCCL_P2P_NET_CHUNKSIZE", "128K", "whole number"),
+        ("NCCL_IB_DISABLE", "yes", "0 or 1"),
+        ("NCCL_IB_DISABLE", "2", "0 or 1"),
+        ("NCCL_IB_SL", "16", "-1 to 15"),
+        ("NCCL_CROSS_NIC", "3", "0 to 2"),
+        ("NCCL_NVLS_ENABLE", "on", "whole number"),
+        ("TORCH_DISTRIBUTED_DEBUG", "TRACE", "OFF, INFO or DETAIL"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "on", "0 or 1"),
     ],
 )
 def test_values_out_of_range(name: str, value: str, words: str) -> None:
     assert words in one("error", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("NCCL_DEBUG", "VERSION version WARN warn Info INFO TRACE ABORT"),
+        ("NCCL_DEBUG_SUBSYS", "ALL init,net ^GRAPH,TUNING INIT, INIT,,ENV ALLOC_HOST,DESTROY"),
+        ("NCCL_DEBUG_TIMESTAMP_LEVELS", "ALL WARN,INFO ^trace"),
+        ("NCCL_P2P_LEVEL", "LOC NVL PIX PXB PHB SYS 0 2 5"),
+        ("NCCL_NET_GDR_LEVEL", "LOC PIX PXB PHB SYS 3 5"),
+        (
+            "NCCL_ALGO",
+            "Ring ring,TREE ^NVLS tree;allreduce:^ring allreduce:ring;Broadcast:Ring ring,",
+        ),
+        ("NCCL_PROTO", "Simple LL,LL128 ^LL128 ll simple;AllReduce:LL"),
+        ("NCCL_CTA_POLICY", "0 1 2 default EFFICIENCY|ZERO"),
+        ("NCCL_NETDEVS_POLICY", "auto ALL MAX:2 max:16"),
+        ("NCCL_SOCKET_FAMILY", "AF_INET AF_INET6"),
+        ("NCCL_LAUNCH_MODE", "GROUP parallel"),
+        ("NCCL_CHECK_MODE", "DEFAULT debug_local"),
+        ("NCCL_NTHREADS", "64 512"),
+        ("NCCL_IB_DISABLE", "0 1 0x1"),
+        ("NCCL_IB_SL", "-1 0 15"),
+        ("TORCH_DISTRIBUTED_DEBUG", "OFF detail"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "0 1 true False y"),
+    ],
+)
+def test_valid_values_are_no_errors(name: str, values: str) -> None:
+    for value in values.split():
+        assert not names(found(**{name: value}), "error"), value
+
+
+def test_the_variables_for_a_timeout_get_their_remedy() -> None:
+    assert "init_process_group(timeout=...)" in one("error", NCCL_TIMEOUT="3600")
+    assert "use TORCH_NCCL_BLOCKING_WAIT" in one("warning", NCCL_BLOCKING_WAIT="1")
 
 
 def test_numbers_are_read_as_nccl_reads_them() -> None:

@@ -131,14 +131,58 @@ def test_the_torchrun_tool_is_interrupted_and_continued(
     assert "is finished already" in told_by(tmp_path, *line)
 
 
-def test_ranks_on_several_nodes_without_slurm_are_refused(tmp_path: Path, free_port: int) -> None:
-    run = prepare(tmp_path, "apart", job__nodes=2, job__gpus=1)
-    given = {"WORLD_SIZE": 2, "RANK": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1}
-    environ = os.environ | {name: str(value) for name, value in given.items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "hpcrun.worker", str(run.path)],
-        env=environ | {"MASTER_ADDR": "a", "MASTER_PORT": str(free_port), "SLURM_JOB_ID": ""},
-        cwd=tmp_path, capture_output=True, text=True, timeout=jobs.PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "hpcrun: 2 nodes, and no Slurm job starts them; use `hpcrun submit`\n"
+def test_a_failure_under_another_hosts_torchrun_is_the_runs_cause(
+    tmp_path: Path, free_port: int
+) -> None:
+    fault = {"rank": 1, "call": 3}
+    run = prepare(tmp_path, "apart", job__nodes=2, job__gpus=1, model__fault=fault)
+    torchrun = (
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"),
+        *("--master-addr=127.0.0.1", f"--master-port={free_port}", "--max-restarts=0"),
+    )
+    # One host or two: the starter of a host's ranks is a separate process.
+    hosts = [
+        begin(tmp_path, *torchrun, f"--node-rank={node}", "-m", "hpcrun.worker", str(run.path))
+        for node in (1, 0)
+    ]
+    codes = [host.wait(jobs.PATIENCE) for host in hosts]
+    assert all(codes)
+    (ended,) = jobs.events(run, "ended")
+    assert ended.cause == "crash"
+    assert "rank 1 on" in jobs.result(run)["reason"]
+    assert "ValueError: the data of call 3 is broken" in jobs.result(run)["reason"]
+    assert ended.attempt is not None
+    (folder,) = (path for path in run.logs.iterdir() if path.name.startswith("pid"))
+    assert folder == run.job_logs(ended.attempt.job)
+
+
+def test_variables_set_by_hand_start_the_ranks_of_two_hosts(
+    tmp_path: Path, trained: dict[str, str], free_port: int
+) -> None:
+    run = prepare(tmp_path, "exported", model__pause=0.05)
+
+    def start(rank: int) -> "subprocess.Popen[str]":
+        place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        variables = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port,
+            "SLURM_JOB_ID": "",
+            **place,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "hpcrun.worker", str(run.path)],
+            cwd=tmp_path,
+            env=os.environ | {name: str(value) for name, value in variables.items()},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    hosts = [start(1), start(0)]
+    with jobs.held_at(run, 1):
+        twin = start(1)
+        told = twin.communicate(timeout=jobs.PATIENCE)[1].splitlines()
+    assert twin.returncode == 2, told
+    assert f"hpcrun: rank 1 at 127.0.0.1 port {free_port} is " in told[-1]
+    assert "already: this run is live, or two hosts have the same node rank" in told[-1]
+    assert [host.wait(jobs.PATIENCE) for host in hosts] == [0, 0]
+    assert jobs.final_state(run) == trained

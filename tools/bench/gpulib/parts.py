@@ -66,7 +66,7 @@ def speed(job: Job, device: torch.device) -> Figures:
     say(f"{job.size}: {what}")
     first = began = time.perf_counter()
     for step in range(_WARM + job.steps):
-        result = trainer.training_step([data[step % len(data)]], next_byte)
+        result = trainer.training_step(data[step % len(data)], next_byte)
         if step == 0:
             wait(device)
             first = time.perf_counter() - began
@@ -137,7 +137,7 @@ def _saves(
         wait(device)
         began = time.perf_counter()
         for step in range(count):
-            trainer.training_step([data[step % 2]], next_byte)
+            trainer.training_step(data[step % 2], next_byte)
         wait(device)
         return time.perf_counter() - began
 

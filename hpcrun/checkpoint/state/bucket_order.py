@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun.checkpoint.state.hook_state import kept_hooks
 from hpcrun.errors import UserError
 
 
@@ -20,23 +21,28 @@ class BucketOrder:
     """Order of the gradients in the first backward pass, to save in a checkpoint.
 
     :meth:`load_state_dict` repeats this order in a backward pass with gradients that are thrown away. Without
-    DDP, and with fewer than three ranks, it does nothing.
+    DDP it does nothing.
 
     Args:
         model: a model that may be in DDP, or have parts in DDP.
+        for_hooks: a communication hook may keep state for each bucket, so the order matters for any number of
+            ranks; otherwise it matters from three ranks on, and with fewer the object does nothing.
 
     Raises:
-        UserError: DDP has ``static_graph=True``: its first step cannot be repeated.
+        UserError: DDP has ``static_graph=True``: its first step cannot be repeated. With ``for_hooks``, the
+            states of the hooks refuse it, if there are any.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, for_hooks: bool = False) -> None:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 2
-        parts = model.modules() if several else ()
+        parts = model.modules() if several or for_hooks else ()
         # With find_unused_parameters, DDP keeps its first buckets.
         self._parts = [
             _Part(one)
             for one in parts
-            if isinstance(one, DistributedDataParallel) and not one.find_unused_parameters
+            if isinstance(one, DistributedDataParallel)
+            and not one.find_unused_parameters
+            and not (for_hooks and one.static_graph)
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,10 +76,11 @@ class _Part:
             return
         if not order or len(order) != len(self._hooks) or not parameters.keys() >= set(order):
             return
-        self._ddp.reducer.prepare_for_backward([])
-        for name in order:
-            with torch.enable_grad():
-                torch.autograd.backward(parameters[name].sum())
+        with kept_hooks(self._ddp):
+            self._ddp.reducer.prepare_for_backward([])
+            for name in order:
+                with torch.enable_grad():
+                    torch.autograd.backward(parameters[name].sum())
         for name in order:
             parameters[name].grad = None
 

@@ -1,0 +1,295 @@
+"""State of an object of the user's as plain data, and back: what a function or an object keeps between steps.
+
+An object with ``state_dict()`` and ``load_state_dict()`` gives its state itself. Of other objects of Python
+classes the attributes are the state, and of a function the variables of its closure and the containers that
+it reads from its module. Objects that no checkpoint can hold are refused. Process groups, streams and
+modules are skipped: the program makes them again.
+"""
+
+import dis
+import enum
+import functools
+import logging
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from hpcrun.checkpoint.state.capture import from_numpy, to_numpy
+from hpcrun.checkpoint.storage.errors import CheckpointError
+
+_KIND = "\0kind"
+CONSTANT = {_KIND: "constant"}
+"""Stands for a value that the program makes again."""
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_MADE_AGAIN: tuple[Any, ...] = (
+    *(type, types.ModuleType, enum.Enum, logging.Logger, weakref.ReferenceType),
+    *(torch.dtype, torch.device, torch.layout, torch.Size, torch.Stream, torch.Event),
+    *(dist.ProcessGroup, dist.ReduceOp, types.BuiltinFunctionType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+)
+_HEAP_TYPE = (
+    1 << 9
+)  # Py_TPFLAGS_HEAPTYPE: a class that a class statement, or an extension, has made
+_STORES = {"STORE_DEREF", "STORE_GLOBAL"}
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class ObjectStates:
+    """Captures and restores the state of objects.
+
+    Attributes:
+        known: the ids of modules that the checkpoint holds already.
+        device: where to put tensors that do not exist yet, if they were on a device of this type.
+    """
+
+    known: frozenset[int]
+    device: torch.device
+
+    def take(self, value: Any, where: str, above: tuple[int, ...] = ()) -> Any:
+        """Return the state of ``value``: plain data and copies of tensors on the CPU.
+
+        Args:
+            where: a name of ``value``, for messages.
+            above: the ids of the objects that contain ``value``.
+
+        Raises:
+            CheckpointError: a part can neither be saved nor skipped; the text says where.
+        """
+        if type(value) in _PLAIN:
+            return value
+        # The program makes the reference to an object above again.
+        if id(value) in above or id(value) in self.known or isinstance(value, _MADE_AGAIN):
+            return CONSTANT
+        above = (*above, id(value))
+        if isinstance(value, Tensor) and not isinstance(value, DTensor):
+            kept = value.detach().to("cpu", copy=True)
+            return {_KIND: "tensor", "value": kept, "device": value.device.type}
+        if isinstance(value, dict):
+            for key in value:
+                if type(key) not in _PLAIN:
+                    raise CheckpointError(
+                        f"{where} has a key of type {type(key).__name__}, which a checkpoint cannot hold; "
+                        "use numbers or text, such as the index of a bucket"
+                    )
+            return {
+                key: self.take(child, f"{where}[{key!r}]", above) for key, child in value.items()
+            }
+        if type(value) is tuple or isinstance(value, list | deque):
+            items = [self.take(child, f"{where}[{i}]", above) for i, child in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, torch.Generator):
+            return {_KIND: "generator", "value": value.get_state()}
+        if _is_numpy_generator(value):
+            state = value.bit_generator.state if hasattr(value, "bit_generator") else None
+            state = value.get_state(legacy=False) if state is None else state
+            return {_KIND: "numpy", "value": from_numpy(state)}
+        if isinstance(value, Optimizer):
+            raise CheckpointError(
+                f"{where} is a {type(value).__name__}, which would take its steps in the backward pass, and "
+                "a checkpoint would miss its state; step the optimizer in the loop"
+            )
+        if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
+            parts = {
+                name: self.take(part, f"{where}: {name}", above)
+                for name, part in _parts_of(value).items()
+            }
+            parts = {name: part for name, part in parts.items() if part != CONSTANT}
+            return {_KIND: "function", "value": parts} if parts else CONSTANT
+        if _stateful(value):
+            return {_KIND: "state", "value": self.take(value.state_dict(), where, above)}
+        if not _of_python(value):
+            raise CheckpointError(
+                f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
+                "checkpoint cannot hold; keep tensors, numbers, lists and dicts, or define "
+                "state_dict() and load_state_dict()"
+            )
+        attributes = {
+            name: self.take(part, f"{where}.{name}", above)
+            for name, part in _attributes(value).items()
+        }
+        return {_KIND: "attributes", "value": attributes} if attributes else CONSTANT
+
+    def put(self, live: Any, saved: Any) -> Any:
+        """Restore a result of :meth:`take` into ``live``, and return the value to use.
+
+        Raises:
+            Exception: ``live`` is another object than the one of which the state was taken.
+        """
+        if type(saved) is tuple:
+            known = live if isinstance(live, tuple) and len(live) == len(saved) else ()
+            return tuple(self._items(known, saved))
+        if type(saved) is list:
+            items = self._items(live if isinstance(live, list | deque) else (), saved)
+            if not isinstance(live, list | deque):
+                return items
+            live.clear()
+            live.extend(items)
+            return live
+        if type(saved) is not dict:
+            return saved
+        if _KIND in saved:
+            return self._restored(live, saved)
+        values: dict[Any, Any] = live if isinstance(live, dict) else {}
+        filled = {key: self.put(values.get(key, _MISSING), part) for key, part in saved.items()}
+        values.clear()
+        values.update(filled)
+        return values
+
+    def _items(self, live: Any, saved: Any) -> list[Any]:
+        known = [*live, *[_MISSING] * len(saved)]
+        return [self.put(here, part) for here, part in zip(known, saved, strict=False)]
+
+    def _restored(self, live: Any, saved: dict[str, Any]) -> Any:
+        kind, value = saved[_KIND], saved.get("value")
+        if kind == "tensor":
+            return self._tensor(live, saved)
+        if live is _MISSING:
+            raise CheckpointError(f"a {kind} is in the checkpoint, and the program has not made it")
+        if kind == "generator":
+            live.set_state(value)
+        elif kind == "numpy" and hasattr(live, "bit_generator"):
+            live.bit_generator.state = to_numpy(value)
+        elif kind == "numpy":
+            live.set_state(to_numpy(value))
+        elif kind == "state":
+            live.load_state_dict(self.put(_MISSING, value))
+        elif kind == "attributes":
+            assert value is not None
+            for name, part in value.items():
+                here = getattr(live, name, _MISSING)
+                if part != CONSTANT and not isinstance(here, _MADE_AGAIN):
+                    setattr(live, name, self.put(here, part))
+        elif kind == "function":
+            assert value is not None
+            parts = _parts_of(live)
+            for name, part in value.items():
+                _set_part(live, name, self.put(parts[name], part))
+        return live
+
+    def _tensor(self, live: Any, saved: dict[str, Any]) -> Tensor:
+        value: Tensor = saved["value"]
+        if isinstance(live, Tensor) and (live.shape, live.dtype) == (value.shape, value.dtype):
+            with torch.no_grad():
+                return live.copy_(value)
+        kind = saved["device"]
+        return value.to(self.device if kind == self.device.type else kind, copy=True)
+
+
+def name_of(function: Any) -> str:
+    """Return a readable name of a function, with the functions that it wraps in parentheses."""
+    if isinstance(function, functools.partial):
+        return name_of(function.func)
+    name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
+    inner = [
+        name_of(part)
+        for key, part in _parts_of(function).items()
+        if key.startswith("variable ") and callable(part) and not isinstance(part, type | nn.Module)
+    ]
+    return f"{name}({', '.join(inner)})" if inner else name
+
+
+def _parts_of(function: Any) -> dict[str, Any]:
+    """Return what a function may keep between calls, by name."""
+    if isinstance(function, functools.partial):
+        parts = {"function": function.func, "arguments": function.args}
+        return parts | {f"argument {name}": one for name, one in function.keywords.items()}
+    if isinstance(function, types.MethodType):
+        return {"object": function.__self__} | _parts_of(function.__func__)
+    if not isinstance(function, types.FunctionType):
+        return {}
+    names, stored = _names(function.__code__)
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        if name in stored or type(value) not in _PLAIN:
+            found[f"variable {name}"] = value
+    if function.__module__.partition(".")[0] == "torch":
+        return found
+    for name in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[name]
+        if name in stored or _may_be_state(value, function.__module__):
+            found[f"global {name}"] = value
+    return found
+
+
+def _may_be_state(value: Any, module: str) -> bool:
+    """Return True for a global of a function in ``module`` that may change between calls."""
+    if isinstance(value, types.FunctionType):
+        return value.__module__ == module
+    if isinstance(value, Tensor | dict | list | deque | torch.Generator):
+        return True
+    if isinstance(value, nn.Module | Optimizer | types.ModuleType | type):
+        return False
+    return _is_numpy_generator(value) or (type(value).__module__ == module and _of_python(value))
+
+
+def _set_part(function: Any, name: str, value: Any) -> None:
+    """Assign ``value`` to a variable of ``function``; every other part was filled in place."""
+    kind, _, key = name.partition(" ")
+    if isinstance(function, types.MethodType):
+        function = function.__func__
+    if kind == "variable":
+        place = function.__code__.co_freevars.index(key)
+        function.__closure__[place].cell_contents = value
+    elif kind == "global":
+        function.__globals__[key] = value
+
+
+def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Return the names that ``code`` uses, with its inner functions, and the variables that it assigns."""
+    names = set(code.co_names)
+    stored = {one.argval for one in dis.get_instructions(code) if one.opname in _STORES}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more, assigned = _names(inner)
+            names, stored = names | more, stored | assigned
+    return names, stored
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object of a Python class, also those in ``__slots__``."""
+    slots = (getattr(base, "__slots__", ()) for base in type(value).__mro__)
+    names: Iterator[str] = (
+        name for one in slots for name in ([one] if isinstance(one, str) else one)
+    )
+    found = {
+        name: getattr(value, name)
+        for name in names
+        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
+    }
+    return found | getattr(value, "__dict__", {})
+
+
+def _of_python(value: Any) -> bool:
+    bases = [base for base in type(value).__mro__ if base is not object]
+    return bool(bases) and all(
+        base.__flags__ & _HEAP_TYPE and not base.__module__.startswith(("torch._C", "numpy"))
+        for base in bases
+    )
+
+
+def _is_numpy_generator(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__.startswith("numpy.random") and kind.__name__ in (
+        "RandomState",
+        "Generator",
+    )
+
+
+def _stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
