@@ -8,6 +8,7 @@ later. Until then rank 0 answers on another port, with a key that no other host 
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -205,8 +206,14 @@ def _start(
             preexec_fn=die_with_parent,
         )
     except OSError as error:
+        why = error.strerror
+        # The system reports a closed folder of PATH, also if no folder has the program.
+        if isinstance(error, PermissionError) and not shutil.which(
+            words[0], os.F_OK, environ.get("PATH")
+        ):
+            why = os.strerror(errno.ENOENT)
         raise UserError(
-            f"{command[0]}: cannot be started: {error.strerror}; check the path after `--`"
+            f"{command[0]}: cannot be started: {why}; check the path after `--`"
         ) from error
 
 
