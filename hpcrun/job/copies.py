@@ -74,8 +74,8 @@ class CopyWatch:
         command = " ".join(self._command)[:80]
         print(
             f"hpcrun: {command}: {self._ranks} copies of it run, and they make no process group, so they are "
-            "separate trainings that overwrite each other's files; pass --launcher none for one process with "
-            "all GPUs, or --gpus 1 for one GPU; one training on all ranks needs "
+            "separate trainings that overwrite each other's files; pass --nodes 1, with --launcher none for "
+            "one process with all GPUs, or with --gpus 1 for one GPU; one training on all ranks needs "
             "torch.distributed.init_process_group()",
             file=sys.stderr,
             flush=True,
