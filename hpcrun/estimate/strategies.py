@@ -19,6 +19,7 @@ from hpcrun.config import Config
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.parallel import fsdp
+from hpcrun.train.parallel.comm_hooks import Compression
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step import trainer as trainer_module
@@ -36,18 +37,21 @@ class FakeDDP(FakeSingle):
 
     Torch's own wrapper reads real data at its construction. With ``view``, gradients move into the buckets
     when they are complete, in a step's last micro-batch; before that they exist in addition to the buckets,
-    as with ``no_sync()``.
+    as with ``no_sync()``. With ``errors``, PowerSGD keeps as much again.
     """
 
-    def __init__(self, *, view: bool) -> None:
-        self._view, self._last = view, True
+    def __init__(self, *, view: bool, errors: bool) -> None:
+        self._view, self._last, self._errors = view, True, errors
         self._buckets: list[Tensor] = []
+        self._kept: list[Tensor] = []
 
     def wrap(self, module: nn.Module, mode: CompileMode | None) -> nn.Module:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 bucket = torch.empty_like(parameter, requires_grad=False)
                 self._buckets.append(bucket)
+                if self._errors:
+                    self._kept.append(torch.empty_like(bucket))
                 if self._view:
                     hooked: Any = parameter
                     hooked.register_post_accumulate_grad_hook(self._into(bucket))
@@ -71,12 +75,17 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
     """Make trainers in the block use the strategies of this module, and FSDP use ``mesh``."""
 
     def strategy(
-        _parallel: str, distributed: DistributedConfig, amp: Any, options: Any
+        _parallel: str,
+        distributed: DistributedConfig,
+        amp: Any,
+        options: Any,
+        compression: Compression,
     ) -> Strategy:
         if parallel == "fsdp" and distributed.world_size > 1:
             return FSDPStrategy(distributed, options, amp.dtype)
         if parallel == "ddp":
-            return FakeDDP(view=config.train.gradient_as_bucket_view)
+            view, errors = config.train.gradient_as_bucket_view, compression.hook == "powersgd"
+            return FakeDDP(view=view, errors=errors)
         return FakeSingle()
 
     # A mesh would ask all ranks for their positions, but there are no other ranks.
