@@ -47,7 +47,7 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         (("--master_port", "--master-port"), {"type": number, "default": 29500, "help": port}),
         (("--wait",), {"type": float, "default": 600.0, "help": "seconds to wait for the other hosts"}),
     ):  # fmt: skip
-        parser.add_argument(*names, **options)  # type: ignore[arg-type]
+        parser.add_argument(*names, **options)
     end = words.index("--") if "--" in words else len(words)
     found, rest = parser.parse_known_args(words[:end])
     return found, [*rest, *words[end:]]

@@ -100,6 +100,7 @@ def trace(
         world_size=ranks if sharded else 1,
         num_nodes=job.min_nodes if sharded else 1,
         num_gpus_per_node=job.gpus if sharded else 1,
+        backend="gloo",
     )
     # The policy of checkpointing decides what a checkpointed block keeps, compiled or not.
     compiled = config.train.compile and config.train.activation_checkpointing == "none"

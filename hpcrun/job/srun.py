@@ -22,6 +22,10 @@ _FOUND = (
 _SURVIVE = _FOUND + 'trap "" USR1 USR2; exec "$@"'
 
 
+LAUNCH = "HPCRUN_LAUNCH"
+"""Variable of a person's batch script: a shell line in front of the command of a rank, such as torchrun."""
+
+
 @dataclass(frozen=True)
 class BatchJob:
     """The start of a job that a batch script belongs to. ``end_time``: in Unix seconds, if there is one."""
@@ -50,6 +54,8 @@ class RanksEnd:
 def launch_config(run: RunDirectory, *, own_script: bool = False) -> Config:
     """Return the resolved config; the `job:` section is empty if a person wrote the batch script.
 
+    The section then has only the script's own launcher, see `LAUNCH`.
+
     Raises:
         UserError: the file is not a resolved config.
         OSError: the file cannot be read, for example because a file server does not answer.
@@ -58,7 +64,9 @@ def launch_config(run: RunDirectory, *, own_script: bool = False) -> Config:
     config = load_resolved(run.config)
     job = config.job
     if own_script:
-        return config.model_copy(update={"job": Job(cpu=True)})
+        launch = os.environ.get(LAUNCH)
+        words = ["bash", "-c", f'exec {launch} "$@"', "hpcrun"] if launch else []
+        return config.model_copy(update={"job": Job(cpu=True, container=words)})
     if job.elastic:
         # sbatch has this option for one number of nodes only.
         args = [f"--ntasks-per-node={job.tasks_on_node}", *job.srun_args]

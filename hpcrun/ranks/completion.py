@@ -34,7 +34,10 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     before = number("node_rank", 0) * size
     if before <= rank < before + size:
         values.setdefault("local_rank", rank - before)
-    gpus = visible_gpus(os.environ) if not {"backend", "device_ids"} <= values.keys() else 0
+    # No device at all is a choice for CPUs.
+    on_cpu = "device_ids" in values and not values["device_ids"]
+    known = on_cpu or {"backend", "device_ids"} <= values.keys()
+    gpus = 0 if known else visible_gpus(os.environ)
     values.setdefault("backend", "nccl" if gpus else "gloo")
     if gpus and values["backend"] == "nccl":
         values.setdefault("device_ids", (number("local_rank", 0) % gpus,))

@@ -40,9 +40,9 @@ class DistributedConfig(BaseModel):
     Values that are absent or None follow from the others. ``rank`` and ``world_size``: from the launcher's
     variables if the rank is None, otherwise a single rank. ``num_gpus_per_node``: the ranks divided by the
     nodes. ``node_rank`` and ``local_rank``: from the rank, for nodes that are filled one after the other.
-    ``backend``: nccl if a GPU is visible, otherwise gloo. ``device_ids``: with nccl, the GPU with the number
-    of the local rank. ``launch_method="torch.distributed.launch"`` is stored as ``torchrun``, which that
-    launcher starts.
+    ``backend``: nccl if a GPU is visible and ``device_ids`` is not empty, otherwise gloo. ``device_ids``:
+    with nccl, the GPU with the number of the local rank. ``launch_method="torch.distributed.launch"`` is
+    stored as ``torchrun``, which that launcher starts.
 
     Raises:
         pydantic.ValidationError: a field is unknown, has the wrong type, or is out of its range.
@@ -89,7 +89,7 @@ class DistributedConfig(BaseModel):
 
     @classmethod
     def from_file(cls, path: str | Path, *, rank: int | None = None) -> "DistributedConfig":
-        """Read a YAML or JSON file: keys with the names of the fields, or a section ``parallel`` of these keys.
+        """Read a YAML or JSON file: keys with the names of the fields, or a section ``parallel`` of them.
 
         ``rank: null`` is the rank that the launcher gives to this process; without a launcher it is ``rank``,
         or 0 in a program that starts the ranks itself. A file with such a section may have other settings

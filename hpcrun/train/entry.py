@@ -128,13 +128,13 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         return refuse(error)
     in_place = 0 if by_hand else int(os.environ.get(IN_PLACE) or 0)
     attempt = Attempt(str(job), distributed.restart_count, in_place)
-    if not by_hand:
+    if not by_hand and distributed.launch_method != "torchrun":
         return run_attempt(run, attempt, config, distributed, flag)
-    # If a scheduler starts the ranks, it keeps their logs itself.
+    # If a scheduler starts the ranks, it keeps their logs itself. torchrun mixes the output of its ranks.
     logs = run.attempt_logs(attempt)
     with copied_to(logs / f"rank-{distributed.rank:05d}.log"):
         code = run_attempt(run, attempt, config, distributed, flag)
-        if distributed.rank == 0:
+        if by_hand and distributed.rank == 0:
             try:
                 finalize(run, attempt, code, None)
             except OSError as error:  # The training keeps its exit code.

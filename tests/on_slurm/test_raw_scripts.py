@@ -49,6 +49,21 @@ def test_a_preempted_raw_job_ends_with_the_same_state(
     assert jobs.final_state(run) == undisturbed
 
 
+@pytest.mark.lifecycle
+def test_under_torchrun_a_preempted_job_ends_with_the_same_state(
+    bench: Bench, undisturbed: dict[str, str]
+) -> None:
+    run = bench.prepare("torchrun", model__pause=0.05)
+    shape = ("--nodes=2", "--ntasks-per-node=1", "--export=ALL,RANKS=2")
+    job = bench.sbatch(*shape, str(SBATCH / "train_torchrun.sbatch"), "runs/torchrun")
+    with bench.held_at(run, 5):
+        bench.preempt_everything()
+    bench.wait_for_end(job)
+    assert outcome(run) == ("finished", ["preemption", "finished"]), bench.told(run)
+    assert jobs.final_state(run) == undisturbed
+    assert "resumed from step" in bench.hpcrun("logs", "torchrun")
+
+
 @pytest.mark.slow
 def test_the_printed_sbatch_command_trains_and_continues_a_canceled_run(
     bench: Bench, undisturbed: dict[str, str]

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.jobs import PATIENCE
 from tests.ports import free_port
 from tests.train.forks import fork_ranks
 
 PROGRAMS = Path(__file__).with_name("programs")
-LIMIT_SECONDS = 300
 
 
 def play(name: str, folder: Path, world_size: int, *words: str) -> list[str]:
@@ -52,7 +52,7 @@ def start(
 
 def output(*processes: "subprocess.Popen[str]") -> str:
     """Wait for the processes, require success, and return what they printed, one after the other."""
-    found = [process.communicate(timeout=LIMIT_SECONDS) for process in processes]
+    found = [process.communicate(timeout=PATIENCE) for process in processes]
     for process, (_, errors) in zip(processes, found, strict=True):
         assert process.returncode == 0, errors
     return "".join(printed for printed, _ in found)

@@ -5,8 +5,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
-from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer
+from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer, wrap_model_fsdp
 from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
 from tests.on_ranks import agreed, gathered, ranks
 from tests.ports import free_port
@@ -110,6 +111,47 @@ def test_a_hook_that_the_program_registers_is_used(rank, world_size):
         trainer.training_step(batch_of(10 * rank + number))
     assert state.iter > 0
     agreed(weights(trainer).tolist())
+
+
+@ranks(2)
+def test_a_model_in_ddp_is_not_wrapped_again(rank, world_size):
+    torch.manual_seed(0)
+    model, plain = DistributedDataParallel(Deep()), DistributedDataParallel(Deep())
+    plain.load_state_dict(model.state_dict())
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = DistributedAMPTrainer(model, optimizer, rank=rank, world_size=world_size)
+    assert trainer.wrap_model() is model
+    by_hand = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for number in range(2):
+        batch = batch_of(10 * rank + number)
+        trainer.training_step(batch)
+        by_hand.zero_grad()
+        plain(*batch)["loss"].backward()
+        by_hand.step()
+        agreed(weights(trainer).tolist())
+    # PowerSGD begins later.
+    torch.testing.assert_close(
+        weights(trainer), torch.cat([p.flatten() for p in plain.parameters()])
+    )
+
+
+@ranks(2)
+def test_a_wrapper_that_the_trainer_contradicts_is_refused(rank, world_size):
+    place = {"rank": rank, "world_size": world_size}
+    model = DistributedDataParallel(Deep())
+    sharded = wrap_model_fsdp(Deep())
+    for wrapped, words in [
+        (model, {"parallel": "fsdp"}),
+        (model, {"comm_hook": "fp16"}),
+        (sharded, {"parallel": "fsdp"}),
+        (sharded, {}),
+    ]:
+        with pytest.raises(ValueError, match=r"already.*give the trainer the model"):
+            DistributedAMPTrainer(wrapped, AMPConfig(), **place, **words)
+    with pytest.raises(ValueError, match="use DistributedAMPTrainer"):
+        AMPTrainer(model, AMPConfig())
 
 
 @ranks(2)

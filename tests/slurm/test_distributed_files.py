@@ -39,6 +39,7 @@ def test_plain_values_place_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DistributedConfig(world_size=2, rank=1).device_ids == (1,)
     assert DistributedConfig(world_size=2, rank=1).backend == "nccl"
     assert DistributedConfig(backend="gloo").device_ids == ()
+    assert DistributedConfig(device_ids=()).backend == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,7 @@ def test_a_rank_of_null_is_the_launchers(tmp_path: Path, monkeypatch: pytest.Mon
         ("device_ids: [a]\n", ":1: device_ids.0: should be a whole number, not 'a'"),
     ],
 )
-def test_a_mistake_in_a_file_has_a_line_and_place(
-    tmp_path: Path, text: str, line: str
-) -> None:
+def test_a_mistake_in_a_file_has_a_line_and_place(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "parallel.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refusal:

@@ -119,6 +119,34 @@ def test_two_hosts_train_one_run_to_the_same_weights(pair: Pair) -> None:
     assert all("is finished already" in text for _, text in ends(pair.begin(1), pair.begin(0)))
 
 
+OWN = """
+import os
+import torch
+import torch.distributed as dist
+import hpcrun
+
+rank, world_size, local_rank = hpcrun.setup_distributed()
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+print(rank, world_size, total.item(), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
+hpcrun.cleanup_distributed()
+"""
+
+
+def test_own_scripts_meet_where_host_names_lead_to_loopback(pair: Pair) -> None:
+    (pair.folder / "own.py").write_text(OWN)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1")
+    place = (f"--master_addr={HOSTS[0]}", f"--master_port={PORT}")
+    started = [
+        subprocess.Popen(
+            [*pair.hosts[node], *torchrun, *place, f"--node_rank={node}", "own.py"],
+            cwd=pair.folder, stdout=subprocess.PIPE, text=True,
+        )
+        for node in (1, 0)
+    ]  # fmt: skip
+    assert ends(*started) == [(0, "1 2 3.0 link0\n"), (0, "0 2 3.0 link0\n")]
+
+
 def test_hosts_that_disagree_end_with_one_line_before_any_rank(pair: Pair) -> None:
     for changes, words, expected in [
         ({"seed": 4}, (), "seed is 3 on node 0 and 4 on node 1 (10.77.0.2)"),

@@ -151,7 +151,7 @@ def test_a_torch_without_cuda_is_reported_with_gpus(
     monkeypatch.setattr(torch.version, "hip", "6.2")
     with pytest.raises(ClusterError, match=r"built for ROCm 6\.2.*--rocm"):
         require_gpu_build(wanted)
-    require_gpu_build(config(0))
+    require_gpu_build(config(0, backend="gloo"))
     monkeypatch.setattr(gpus.accelerator, "count", lambda: 2)
     require_gpu_build(wanted)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"

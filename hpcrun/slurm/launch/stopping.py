@@ -10,6 +10,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.slurm.launch.jobs import state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
+from hpcrun.slurm.launch.submission import write_off
 from hpcrun.slurm.local import job_files
 
 
@@ -35,7 +36,8 @@ def cancel(run: RunDirectory) -> str:
 def kill(run: RunDirectory) -> str:
     """End the run's job immediately, without a checkpoint. Returns a line about the action.
 
-    A job on another cluster cannot be reached: it is written off, so that the run can continue here.
+    A job on another cluster cannot be reached: it is written off, so that the run can continue here. So is a
+    run that a person has started on another host.
 
     Raises:
         LaunchError: the run is not running, or the scheduler refused.
@@ -47,6 +49,8 @@ def kill(run: RunDirectory) -> str:
             f"job {now.job} on cluster {now.cluster} is written off, but not ended: if it still runs "
             "there, it stops writing once another job has the run"
         )
+    if now.live and now.executor == "direct" and (host := write_off(run)) is not None:
+        return f"the attempt on {host} is written off; if it still runs there, it stops writing"
     executor, job, waiting = _live_job(run)
     if executor == "local":
         job_files.send(run.job_logs(job), job_files.KILL)
@@ -129,8 +133,10 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
             "the job off with `hpcrun cancel --now`"
         )
     if now.executor in ("debug", "direct"):
+        gone = "; if that host is gone, write it off with `hpcrun cancel --now`"
         raise LaunchError(
             f"{run.name}: has no job ({now.job} runs {now.detail}); end it there with Ctrl-C"
+            f"{gone if now.detail.startswith('on ') else ''}"
         )
     return now.executor, now.job, now.word == "pending"
 

@@ -14,7 +14,7 @@ from hpcrun.config import Config
 from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, Reader, read_events
+from hpcrun.run.events import Cause, Event, Reader, read_events, record_event
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script, job_name
 from hpcrun.slurm.launch.resources import refuse_fixed_counts
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted, take_back
@@ -86,8 +86,6 @@ def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitt
         LaunchError: the scheduler refused; the text has its message.
         OSError: the run directory cannot be written; no job remains.
     """
-    from hpcrun.run.events import record_event
-
     facts: dict[str, Any] = {}
     if executor == "slurm":
         from hpcrun.slurm.launch.slurm_submission import submit_slurm
@@ -127,11 +125,35 @@ def process_state(run: RunDirectory, read: Reader = read_events) -> tuple[str, s
     opened = _opened(events)
     if opened is None:
         return "", ""
-    host = opened.fields.get("host")
-    if host != socket.gethostname():
+    if _is_elsewhere(opened):
         ended = any(event.what == "ended" and event.attempt == opened.attempt for event in events)
+        host = opened.fields.get("host")
         return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
     return ("RUNNING", "in the terminal that started it") if _process(opened) else ("", "")
+
+
+def write_off(run: RunDirectory) -> str | None:
+    """Record the end of an attempt on another host, which is gone; return that host, or None for this host.
+
+    A process that runs there after all stops writing once another attempt has the run.
+    """
+    opened = _opened(read_events(run))
+    if opened is None or not _is_elsewhere(opened):
+        return None
+    host = str(opened.fields.get("host"))
+    record_event(
+        run,
+        "ended",
+        attempt=opened.attempt,
+        cause=Cause.NODE_FAILURE.value,
+        reason=f"{host} is gone, as a person says",
+        restart_allowed=False,
+    )
+    return host
+
+
+def _is_elsewhere(opened: Event) -> bool:
+    return opened.fields.get("host") != socket.gethostname()
 
 
 def _opened(events: Sequence[Event]) -> Event | None:

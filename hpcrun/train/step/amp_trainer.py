@@ -15,6 +15,7 @@ from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
 from hpcrun.train.data.micro_batches import MicroBatches
+from hpcrun.train.parallel.given_wrapper import require_one_process
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
 from hpcrun.train.step.accumulation import Accumulation
 from hpcrun.train.step.arguments import (
@@ -90,13 +91,15 @@ class AMPTrainer(TrainerCheckpoints):
             learning_rate: of the AdamW without ``optimizer``; None: 1e-3.
 
         Raises:
-            ValueError: an argument contradicts another or has another type, the optimizer's ``step()`` needs
-                an argument, or ``scheduler`` is an object instead of a function. Objects that a function
+            ValueError: the model is in DistributedDataParallel over several ranks, an argument contradicts
+                another or has another type, the optimizer's ``step()`` needs an argument, or ``scheduler`` is
+                an object instead of a function. Objects that a function
                 makes are checked when they are made.
         """
         if device is None:
             device = default_device()
         self.device = torch.device(device)
+        require_one_process(model)
         optimizer, self.amp = optimizer_and_precision(optimizer, config, amp, learning_rate)
         self._strategy = self._choose_strategy()
         require_makers(optimizer, scheduler, replaced=self._strategy.replaces_parameters)

@@ -30,6 +30,7 @@ from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import Parallel, strategy
 from hpcrun.train.parallel.comm_hooks import CommHook, Compression, ErrorFeedback
 from hpcrun.train.parallel.ended_ranks import EndedRanks, watch_ends
+from hpcrun.train.parallel.given_wrapper import unwrapped
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.arguments import MakeOptimizer
@@ -85,7 +86,8 @@ class DistributedAMPTrainer(AMPTrainer):
         """Take the arguments of :class:`AMPTrainer`; with ``fsdp`` the model moves to the device in wrapping.
 
         Args:
-            model: the model to train, with the same architecture on every rank.
+            model: the model to train, with the same architecture on every rank. A model that the program has
+                put in DistributedDataParallel keeps this wrapper, with its options and hooks.
             optimizer: as for :class:`AMPTrainer`; FSDP needs a function, or None.
             rank: as for :meth:`DistributedConfig.from_values`, like the next three; without ``distributed``.
             world_size: number of ranks.
@@ -114,7 +116,8 @@ class DistributedAMPTrainer(AMPTrainer):
         Raises:
             ValueError: ``distributed`` and one of rank, world_size, backend and device_ids; another value of
                 ``parallel``; ``single`` or ``dp`` with several ranks; an optimizer of parameters that FSDP
-                will replace; a ``comm_hook`` without DDP.
+                will replace; a ``comm_hook`` without DDP; a model that is sharded, or in a wrapper that the
+                other arguments contradict.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
@@ -139,8 +142,9 @@ class DistributedAMPTrainer(AMPTrainer):
         if device is None:
             ids = self.distributed.device_ids
             device = accelerator.device(ids[0]) if ids else torch.device("cpu")
+        inside, self._given = self._unwrapped(model)
         super().__init__(
-            model,
+            inside,
             optimizer,
             amp=amp,
             clip_norm=clip_norm,
@@ -203,15 +207,21 @@ class DistributedAMPTrainer(AMPTrainer):
         """
         self._require_same_group()
         if model is not None and model is not self.module and model is not self.model:
-            self._replace(model)
+            inside, self._given = self._unwrapped(model)
+            if inside is not self.module:
+                self._replace(inside)
         if not self._wrapped:
             self._strategy.remember(self.module)
             prepare(self.module, self._preparation)
-            self.model = self._strategy.wrap(self.module, self._preparation.compile)
+            self.model = self._given or self._strategy.wrap(self.module, self._preparation.compile)
             self._hooks = HookStates([self.model], late=True)
             self._feedback = ErrorFeedback(self.model)
             self._wrapped = True
         return self.model
+
+    def _unwrapped(self, model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+        compresses = self._compression.hook != "none"
+        return unwrapped(model, self._parallel, compresses, self.distributed.world_size)
 
     def _replace(self, model: nn.Module) -> None:
         """Train ``model`` instead of the model of the constructor."""

@@ -67,10 +67,11 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-KINDS = ["generated", "train.sbatch", "sweep_array.sbatch"]
+KINDS = ["generated", "train.sbatch", "train_torchrun.sbatch", "sweep_array.sbatch"]
 OPTIONS = {
     "generated": "",
     "train.sbatch": " --own-script",
+    "train_torchrun.sbatch": " --own-script",
     "sweep_array.sbatch": " --own-script",
 }
 ELEMENT = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "0"}

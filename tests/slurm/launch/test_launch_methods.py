@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, record_event
 from tests import jobs
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
@@ -177,6 +178,13 @@ def test_variables_set_by_hand_start_the_ranks_of_two_hosts(
             text=True,
         )
 
+    # Another host had the run, and is gone.
+    gone = Attempt("pid7", 0)
+    record_event(run, "opened", attempt=gone, executor="direct", host="host9", pid=7)
+    refused = jobs.hpcrun("cancel", "exported", cwd=tmp_path)
+    assert "runs on host9, according to its files" in refused.stderr
+    assert "if that host is gone, write it off with `hpcrun cancel --now`" in refused.stderr
+    assert "host9 is written off" in jobs.hpcrun("cancel", "--now", "exported", cwd=tmp_path).stdout
     hosts = [start(1), start(0)]
     with jobs.held_at(run, 1):
         twin = start(1)
