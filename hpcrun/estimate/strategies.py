@@ -80,6 +80,7 @@ def fake_strategies(config: Config, parallel: str, mesh: DeviceMesh | None) -> I
         amp: Any,
         options: Any,
         compression: Compression,
+        *_: Any,
     ) -> Strategy:
         if parallel == "fsdp" and distributed.world_size > 1:
             return FSDPStrategy(distributed, options, amp.dtype)

@@ -122,7 +122,7 @@ class EndedRanks:
                 printed = True
                 print(
                     f"hpcrun: rank {self._rank} has ended after {self.steps} steps, and waits up to "
-                    f"{limit:.0f} s for ranks that have not ended; {_REMEDY}",
+                    f"{limit:.0f} s for the other ranks; if they still train, {_REMEDY}",
                     flush=True,
                 )
             time.sleep(pause)
