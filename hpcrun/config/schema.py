@@ -4,6 +4,7 @@ The sections are immutable. An unknown key is an error, because an ignored typin
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -345,6 +346,24 @@ class Config(Section):
         default=Watch.model_construct(),
         description="Where to log metrics in addition to metrics.jsonl.",
     )
+
+    @classmethod
+    def from_file(cls, path: str | Path, *overrides: str) -> "Config":
+        """Read a YAML or JSON file, as ``hpcrun submit -c PATH`` does.
+
+        Args:
+            path: a file whose name ends in ``.yaml``, ``.yml`` or ``.json``.
+            overrides: changes such as ``"train.lr=1e-3"``; a later override replaces an earlier one.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key or a value is wrong. The text has a line for each
+                problem.
+        """
+        # Both modules need this class.
+        from hpcrun.config.layers import file_layer, override_layer
+        from hpcrun.config.resolve import resolve
+
+        return resolve([file_layer(path), override_layer(overrides)])
 
     @property
     def warn_signal(self) -> str:

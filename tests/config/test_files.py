@@ -17,6 +17,14 @@ def load(path: str) -> Config:
     return resolve([file_layer(path)])
 
 
+def test_a_program_reads_a_config_with_overrides(write: Write) -> None:
+    path = write("train: {lr: 1e-3, steps: 5}\n")
+    config = Config.from_file(path, "train.steps=7", "seed=3")
+    assert (config.train.lr, config.train.steps, config.seed) == (1e-3, 7, 3)
+    with pytest.raises(ConfigError, match=r"train\.stepz"):
+        Config.from_file(path, "train.stepz=7")
+
+
 @pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n", "---\n", "null\n", "\ufeff"])
 def test_an_empty_file_gives_the_defaults(write: Write, content: str) -> None:
     assert load(write(content)) == Config()
