@@ -1,5 +1,7 @@
 """004: quick reference. docs/seeds.md lists its statements."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,9 +15,10 @@ from hpcrun.errors import ClusterError
 from tests.diagnose.test_catalog import diagnosis
 from tests.on_ranks import gathered, ranks
 from tests.ports import free_port
-from tests.seeds.playing import PROGRAMS, output, start
+from tests.seeds.playing import output, start
 from tests.seeds.test_000_trainer_tasks import make
 
+EXAMPLE = Path(__file__).parents[2] / "examples/standalone.py"
 SECTION = """\
 parallel:
   world_size: {ranks}
@@ -27,7 +30,7 @@ parallel:
 
 def test_the_standalone_program_trains_and_stops_together(tmp_path):
     (tmp_path / "parallel.yaml").write_text(SECTION.format(ranks=2, port=free_port()))
-    text = output(start(tmp_path, str(PROGRAMS / "standalone.py")))
+    text = output(start(tmp_path, str(EXAMPLE)))
     ends = {line.split()[-2] for line in text.splitlines() if "ended after" in line}
     assert len(text.splitlines()) == 2
     assert len(ends) == 1

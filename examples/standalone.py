@@ -1,6 +1,14 @@
-"""Starts its own ranks and trains, as the standalone example of the quick reference (document 004).
+"""Starts its own ranks on this machine and trains a small model: no launcher, no scheduler.
 
-`python standalone.py` reads `parallel.yaml` in the current folder.
+`python standalone.py` reads `parallel.yaml` in the current folder:
+
+    parallel:
+      world_size: 2
+      rank: null            # each process has its own
+      master_addr: localhost
+      master_port: "12355"
+
+Rank 0 saves, validates, and decides about a stop. docs/own-loop.md describes a loop that resumes exactly.
 """
 
 from pathlib import Path
