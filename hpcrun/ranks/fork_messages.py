@@ -125,23 +125,16 @@ class Inbox:
         self.descriptors: list[int] = []
 
     def receive(self) -> Any:
-        """Read once; return a message, or None before its end.
+        """Return a message that has arrived; else read once, and return None before the message's end.
 
         Raises:
             EOFError: the other side has closed the connection.
             BadMessage: this is no message.
             OSError: the connection is broken, or nothing came in time.
         """
-        space = socket.CMSG_LEN(STREAMS * array.array("i").itemsize)
-        data, extra, _, _ = self._connection.recvmsg(1 << 20, space, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, content in extra:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                found = array.array("i")
-                found.frombytes(content[: len(content) - len(content) % found.itemsize])
-                self.descriptors += found
-        if not data:
-            raise EOFError
-        self._data += data
+        # Two messages may arrive in one read. After the second, the other side may have closed.
+        if b"\n" not in self._data:
+            self._read()
         line, end, rest = self._data.partition(b"\n")
         if not end:
             if len(self._data) > _LONGEST:
@@ -152,6 +145,18 @@ class Inbox:
             return json.loads(line)
         except ValueError as error:
             raise BadMessage(str(error)) from error
+
+    def _read(self) -> None:
+        space = socket.CMSG_LEN(STREAMS * array.array("i").itemsize)
+        data, extra, _, _ = self._connection.recvmsg(1 << 20, space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(content[: len(content) - len(content) % found.itemsize])
+                self.descriptors += found
+        if not data:
+            raise EOFError
+        self._data += data
 
     def wait(self) -> Any:
         """Return the next message; raises as :meth:`receive` does."""

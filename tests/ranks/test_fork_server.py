@@ -18,10 +18,12 @@ import pytest
 
 from hpcrun.ranks.fork_messages import (
     FORK_SERVER,
+    Inbox,
     connect,
     fork_server_command,
     listen,
     own_address,
+    send,
 )
 
 PROGRAM = str(Path(__file__).with_name("forked_rank.py"))
@@ -295,3 +297,15 @@ def test_another_user_gets_no_answer(server: object) -> None:
             os._exit(0 if closed else 1)
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_two_messages_that_arrive_together_are_both_read() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        send(there, {"process": 1})
+        send(there, {"status": 0})
+        there.close()
+        inbox = Inbox(here)
+        assert [inbox.wait(), inbox.wait()] == [{"process": 1}, {"status": 0}]
+        with pytest.raises(EOFError):
+            inbox.wait()
