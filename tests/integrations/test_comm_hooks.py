@@ -1,5 +1,6 @@
 """A loop whose DDP has a communication hook with a state resumes with the same bits, or is refused."""
 
+import contextlib
 import functools
 from collections import defaultdict
 
@@ -110,6 +111,11 @@ def partly(errors, state, bucket):
     return quantized(errors, bucket)
 
 
+def bf16_on_cpu(group, bucket):
+    """Send as torch's hook, which DDP refuses without NCCL."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
 def powersgd(**options):
     return powerSGD_hook.PowerSGDState(
         None, start_powerSGD_iter=2, min_compression_rate=1, **options
@@ -129,6 +135,7 @@ HOOKS = {
     ),
     "post-local": lambda: (everyone(), post_localSGD_hook.post_localSGD_hook),
     "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+    "bf16": lambda: (None, bf16_on_cpu),
     "dict": lambda: ({}, quantized),
     "method": lambda: (None, Quantizer().hook),
     "object": lambda: ([1.0], Noise().__call__),
@@ -187,6 +194,42 @@ def test_two_interruptions_change_no_bit_with_any_hook(tmp_path, phase):
         ends["several"] = (several, train(tmp_path / "4", HOOKS["powersgd"], several=True))
         assert {name for name, (cut, whole) in ends.items() if cut != whole} == set()
         assert len({whole for _, whole in ends.values()}) == len(HOOKS) - 2
+
+
+def train_scaled(folder, hook, most=None):
+    """Train as :func:`train`, in steps of two batches with a loss scale; return a hash of the weights."""
+    model = model_with(hook())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(x, x.sin().sum(1))
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    state = hpcrun.resumable(
+        model=model, optimizer=optimizer, scaler=scaler, loader=loader, folder=folder, every=100
+    )
+    for _ in state.epochs(3, max_steps=most):
+        for number, (inputs, target) in enumerate(state.batches(loader)):
+            last = number % 2 == 1
+            with contextlib.nullcontext() if last else model.no_sync():
+                value = (model(inputs) - target).square().mean() / 2
+                scaler.scale(value).backward()
+            if last:
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                state.step()
+    return digest(model)
+
+
+@ranks(2, 2, 2)
+def test_two_interruptions_change_no_bit_with_a_loss_scale(tmp_path, phase):
+    ends = set()
+    for name in ("fp16", "bf16", "powersgd"):
+        cut = train_scaled(tmp_path / name, HOOKS[name], (5, 9, None)[phase])
+        if phase == 2:
+            assert cut == train_scaled(tmp_path / f"whole-{name}", HOOKS[name]), name
+            ends.add(cut)
+    assert len(ends) == (3 if phase == 2 else 0)
 
 
 def refusals(model):

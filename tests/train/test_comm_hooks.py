@@ -140,10 +140,12 @@ def test_a_module_without_ddp_has_no_error_feedback():
 
 
 @forked
-def test_a_run_with_powersgd_survives_two_stops(tmp_path):
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_run_with_a_hook_survives_two_stops(tmp_path, hook):
     overrides = [
-        "train.comm_hook=powersgd", "train.powersgd_start=2", "train.powersgd_rank=1", "train.steps=14",
-        "train.accumulation=2", "amp.dtype=fp16", "amp.init_scale=1024", "amp.growth_interval=3",
+        f"train.comm_hook={hook}", "train.steps=14", "train.accumulation=2",
+        *(["train.powersgd_start=2", "train.powersgd_rank=1"] if hook == "powersgd" else []),
+         "amp.dtype=fp16", "amp.init_scale=1024", "amp.growth_interval=3",
     ]  # fmt: skip
     calm = play_run(tmp_path, Exact, *overrides, name="calm")
     assert calm.codes == DONE, calm.said()
