@@ -64,8 +64,12 @@ def test_launcher_none_is_one_task_per_node() -> None:
     job = resolve([override_layer(["job.launcher=none", "job.gpus=4", "command=[a]"])]).job
     assert (job.launcher, job.tasks_on_node, job.gpus) == (None, 1, 4)
     assert resolve([override_layer(["job.launcher=none", "job.tasks_per_node=1", "command=[a]"])])
-    with pytest.raises(ConfigError, match="none means one task per node; remove"):
+    with pytest.raises(ConfigError, match=r"launcher: none means one task per node; remove"):
         resolve([override_layer(["job.launcher=none", "job.tasks_per_node=4", "command=[a]"])])
+    with pytest.raises(
+        ConfigError, match="torchrun, accelerate or none, not 'nonee'; did you mean"
+    ):
+        resolve([override_layer(["job.launcher=nonee", "command=[a]"])])
 
 
 @pytest.mark.parametrize(
