@@ -31,16 +31,8 @@ _SILENT = frozenset(
         *("joblib", "kornia", "matplotlib", "networkx", "numpy", "omegaconf", "pandas", "polars"),
         *("psutil", "pyarrow", "requests", "rich", "safetensors", "scipy", "seaborn", "skimage"),
         *("sentencepiece", "sklearn", "sympy", "tensorboard", "tensorboardX", "tiktoken", "timm"),
-        *(
-            "tokenizers",
-            "torch",
-            "torchaudio",
-            "torchinfo",
-            "torchmetrics",
-            "torchtext",
-            "torchvision",
-        ),
-        *("tqdm", "transformers", "typer", "wandb", "xarray", "yaml"),
+        *("tokenizers", "torch", "torchaudio", "torchinfo", "torchmetrics", "torchtext"),
+        *("torchvision", "tqdm", "transformers", "typer", "wandb", "xarray", "yaml"),
     }
 )
 """Packages that make no process group, and read no variable of a launcher, by themselves."""
