@@ -40,12 +40,10 @@ def resolve(layers: Iterable[Layer]) -> Config:
     order = {key: number for number, key in enumerate(merged.where)}
     problems = []
     for keys, text in found:
-        # If several keys contradict each other, report the place of the first given key. The place of a
-        # section says less.
-        above = (given_key(key, merged.where) for key in keys)
-        given = next((key for key in keys if key in merged.where), "") or next(
-            filter(None, above), ""
-        )
+        # If several keys contradict each other, report the place of the first given key, or of a section.
+        exact = [key for key in keys if key in merged.where]
+        around = filter(None, (given_key(key, merged.where) for key in keys))
+        given = next(iter([*exact, *around]), "")
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
     raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])))
