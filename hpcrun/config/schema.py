@@ -7,7 +7,7 @@ GPU time. Only `model` and `data` accept further keys, which belong to the task.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
 from hpcrun.config.fields import (
@@ -64,7 +64,9 @@ class Job(Section):
         description="Command: tasks per node, each with all GPUs of the node; null: one per GPU.",
     )
     launcher: Annotated[
-        Literal["torchrun", "accelerate"] | None, SubmitOption("torchrun|accelerate|none")
+        Literal["torchrun", "accelerate"] | None,
+        SubmitOption("torchrun|accelerate|none"),
+        WithJsonSchema({"enum": ["torchrun", "accelerate", "none", None]}),
     ] = Field(
         default=None,
         description="Starts the command's ranks; one task per node. none: one process with all GPUs.",

@@ -54,6 +54,7 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert train["properties"]["deterministic"]["enum"] == [True, False, "warn", "strict"]
     assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
     job = schema["$defs"]["Job"]["properties"]
+    assert job["launcher"]["enum"] == ["torchrun", "accelerate", "none", None]
     count, typed = job["gpus"]["anyOf"]
     assert count["minimum"] == 1
     assert re.fullmatch(typed["pattern"], "gpu:a100:4")
