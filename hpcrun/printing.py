@@ -116,6 +116,9 @@ def full_screen() -> Iterator[Screen]:
 # The terminal's echo of Ctrl-C would push a full line over the edge and leave half a bar on the screen.
 _ECHO = 3
 
+BAR_DELAY = 0.5
+"""Seconds before the bar of bytes appears: most reads are quicker."""
+
 
 def draws_bars() -> bool:
     """Return True if standard error is a terminal that can move its cursor."""

@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Trains a config with torchrun on this host, without a scheduler: makes the run directory, or continues
-# an existing one, and starts a rank per GPU. Ctrl-C or SIGTERM saves a checkpoint and stops.
+# Trains a config with torchrun on this host, without a scheduler: makes the run
+# directory, or continues an existing one, and starts a rank per GPU. Ctrl-C or
+# SIGTERM saves a checkpoint and stops.
 #
 #   tools/train_dist_torchrun.sh [--num_gpus 4] --config configs/gpt.yaml [train.lr=3e-4 …]
 #
-# Without --num_gpus (or with `gpu`), all GPUs that CUDA_VISIBLE_DEVICES shows; without a GPU, 1 rank on the CPU.
-# Other arguments go to `hpcrun submit`: overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
+# Without --num_gpus (or with `gpu`), all GPUs that CUDA_VISIBLE_DEVICES shows;
+# without a GPU, 1 rank on the CPU. Other arguments go to `hpcrun submit`:
+# overrides, --name, --runs-dir, --cpu. $PYTHON: the interpreter.
 set -euo pipefail
 python=${PYTHON:-python3}
 gpus=gpu
 rest=()
 while [ $# -gt 0 ]; do
     case "$1" in
-        -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d'; exit 0 ;;
+        -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --num_gpus | --num-gpus) gpus=${2:?--num_gpus needs a number}; shift ;;
         --num_gpus=* | --num-gpus=*) gpus=${1#*=} ;;
         --) rest+=("$@"); break ;;

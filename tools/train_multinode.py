@@ -37,17 +37,20 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         description="Train one run on several hosts that share a folder, without a scheduler.",
         epilog="Other arguments go to `hpcrun submit`: --config, --name, --runs-dir, --cpu, key.sub=value.",
     )
-    number, gpus = _number("a number from 0"), "ranks on this host; default: its visible GPUs"
-    port = "a free port of node 0"
-    for names, options in (
-        (("--num_nodes", "--num-nodes"), {"type": number, "default": 1, "help": "hosts in all"}),
-        (("--node_rank", "--node-rank"), {"type": number, "default": 0, "help": "this host, from 0"}),
-        (("--num_gpus", "--num-gpus"), {"default": "gpu", "help": gpus}),
-        (("--master_addr", "--master-addr"), {"help": "name or address of node 0 for all hosts"}),
-        (("--master_port", "--master-port"), {"type": number, "default": 29500, "help": port}),
-        (("--wait",), {"type": float, "default": 600.0, "help": "seconds to wait for the other hosts"}),
-    ):  # fmt: skip
-        parser.add_argument(*names, **options)
+    number = _number("a number from 0")
+    for name, kind, default, text in (
+        ("--num_nodes", number, 1, "hosts in all"),
+        ("--node_rank", number, 0, "this host, from 0"),
+        ("--num_gpus", str, "gpu", "ranks on this host (default: its visible GPUs)"),
+        ("--master_addr", str, None, "name or address of node 0 for all hosts"),
+        ("--master_port", number, 29500, "a free port of node 0"),
+        ("--wait", float, 600.0, "seconds to wait for the other hosts"),
+    ):
+        # A name with hyphens works too.
+        names = dict.fromkeys((name, name.replace("_", "-")))
+        shown = f"{text} (default {default:g})" if isinstance(default, int | float) else text
+        metavar = "HOST" if name == "--master_addr" else "N"
+        parser.add_argument(*names, type=kind, default=default, metavar=metavar, help=shown)
     end = words.index("--") if "--" in words else len(words)
     found, rest = parser.parse_known_args(words[:end])
     return found, [*rest, *words[end:]]

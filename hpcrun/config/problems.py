@@ -78,6 +78,7 @@ _OTHER_NAMES = {
     "gradient_checkpointing": "train.activation_checkpointing",
     "torch_compile": "train.compile",
     "strategy": "train.parallel",
+    "compression": "train.comm_hook",
     "ema_decay": "train.ema",
     "precision": "amp.dtype",
     "optimizer": "optim.name",

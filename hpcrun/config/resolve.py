@@ -40,8 +40,10 @@ def resolve(layers: Iterable[Layer]) -> Config:
     order = {key: number for number, key in enumerate(merged.where)}
     problems = []
     for keys, text in found:
-        # If several keys contradict each other, report the place of the first given key.
-        given = next(filter(None, (given_key(key, merged.where) for key in keys)), "")
+        # If several keys contradict each other, report the place of the first given key, or of a section.
+        exact = [key for key in keys if key in merged.where]
+        around = filter(None, (given_key(key, merged.where) for key in keys))
+        given = next(iter([*exact, *around]), "")
         place = merged.where.get(given, DEFAULTS)
         problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
     raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])))
@@ -228,7 +230,7 @@ def _of_tasks(config: Config) -> Iterator[tuple[list[str], str]]:
         )
     elif job.tasks_per_node not in (None, job.gpus) and not config.command:
         yield (
-            ["job.tasks_per_node", "job.gpus"],
+            ["job.tasks_per_node", "job.launcher", "job.gpus"],
             "training by hpcrun has one task per GPU; set job.gpus instead, or write your command after "
             "`--`",
         )

@@ -7,7 +7,8 @@ GPU time. Only `model` and `data` accept further keys, which belong to the task.
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticKnownError
 
 from hpcrun.config.fields import (
     Count,
@@ -63,7 +64,9 @@ class Job(Section):
         description="Command: tasks per node, each with all GPUs of the node; null: one per GPU.",
     )
     launcher: Annotated[
-        Literal["torchrun", "accelerate"] | None, SubmitOption("torchrun|accelerate|none")
+        Literal["torchrun", "accelerate"] | None,
+        SubmitOption("torchrun|accelerate|none"),
+        WithJsonSchema({"enum": ["torchrun", "accelerate", "none", None]}),
     ] = Field(
         default=None,
         description="Starts the command's ranks; one task per node. none: one process with all GPUs.",
@@ -196,9 +199,19 @@ class Job(Section):
         """Read ``launcher: none`` as one task per node."""
         if not isinstance(given, dict) or given.get("launcher") != "none":
             return given
-        if given.get("tasks_per_node") not in (None, 1):
-            raise ValueError("launcher none means one task per node; remove job.tasks_per_node")
-        return {**given, "launcher": None, "tasks_per_node": 1}
+        return given if given.get("tasks_per_node") is not None else {**given, "tasks_per_node": 1}
+
+    @field_validator("launcher", mode="before")
+    @classmethod
+    def _known_launcher(cls, name: Any, others: ValidationInfo) -> Any:
+        if name == "none":
+            if others.data.get("tasks_per_node", 1) != 1:
+                raise ValueError("none means one task per node; remove job.tasks_per_node")
+            return None
+        if name not in (None, "torchrun", "accelerate"):
+            choices = {"expected": "'torchrun', 'accelerate' or 'none'"}
+            raise PydanticKnownError("literal_error", choices)
+        return name
 
     @property
     def tasks_on_node(self) -> int:

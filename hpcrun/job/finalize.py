@@ -31,7 +31,7 @@ from hpcrun.job.history import (
 from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
-from hpcrun.job.script_end import stop_facts
+from hpcrun.job.script.end import stop_facts
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     first_log,

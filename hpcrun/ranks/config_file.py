@@ -31,8 +31,7 @@ def read_config(path: Path, fields: Collection[str], make: Callable[[dict[str, A
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong; each line has the file, the line,
-        the
-            key and the remedy.
+            the key and the remedy.
     """
     layer = file_layer(path)
     values, before = layer.values, ""

@@ -16,11 +16,12 @@ from hpcrun.devices.devices import lists_mig, visible_gpus
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.completion import completed
-from hpcrun.ranks.existing_group import made_group, place_in_group, spawned_here
+from hpcrun.ranks.existing_group import made_group, place_in_group
 from hpcrun.ranks.launchers import (
     LOOPBACK,
     LaunchMethod,
     Placement,
+    ranks_here,
     read_placement,
 )
 
@@ -101,8 +102,7 @@ class DistributedConfig(BaseModel):
 
         Raises:
             ConfigError: the file cannot be read, a key is unknown, or a value is wrong; a line for each, with
-                the
-                file, the line, the key and the remedy.
+                the file, the line, the key and the remedy.
         """
         from hpcrun.ranks.config_file import read_config
 
@@ -165,7 +165,7 @@ class DistributedConfig(BaseModel):
                 raise ClusterError(
                     "no launcher's variables are set, so that rank and world_size belong together: give both"
                 )
-            size = spawned_here(world_size, visible_gpus(os.environ))
+            size = ranks_here(world_size, visible_gpus(os.environ))
             changes = {
                 **{"rank": rank, "world_size": world_size, "local_rank": rank % size},
                 **{"node_rank": rank // size, "num_nodes": world_size // size},

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import LOOPBACK, Placement, port_of, read_placement, whole_number
+from hpcrun.ranks.launchers import (
+    LOOPBACK,
+    Placement,
+    port_of,
+    ranks_here,
+    read_placement,
+    whole_number,
+)
 
 
 class ExistingGroup(NamedTuple):
@@ -25,11 +32,6 @@ def made_group() -> ExistingGroup | None:
         return None
     nccl = "nccl" in str(dist.get_backend_config())
     return ExistingGroup(dist.get_rank(), dist.get_world_size(), nccl)
-
-
-def spawned_here(ranks: int, gpus: int) -> int:
-    """Return how many of ``ranks`` a program has started on this node, without variables that say so."""
-    return gpus if 0 < gpus < ranks and ranks % gpus == 0 else ranks
 
 
 def place_in_group(group: ExistingGroup, environ: Mapping[str, str]) -> Placement:
@@ -65,7 +67,7 @@ def place_in_group(group: ExistingGroup, environ: Mapping[str, str]) -> Placemen
         return whole_number(own, name, minimum=minimum, remedy=remedy, default=default)
 
     gpus = visible_gpus(environ) if nodes == 1 else 0
-    size = number("LOCAL_WORLD_SIZE", spawned_here(ranks // nodes, gpus), 1)
+    size = number("LOCAL_WORLD_SIZE", ranks_here(ranks // nodes, gpus), 1)
     return replace(
         found,
         method="spawn",

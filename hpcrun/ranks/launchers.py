@@ -232,8 +232,16 @@ def _local_size(environ: Mapping[str, str], world_size: int) -> int:
     """
     if environ.get("LOCAL_WORLD_SIZE"):
         return whole_number(environ, "LOCAL_WORLD_SIZE", minimum=1, remedy=_TORCHRUN)
-    gpus = visible_gpus(environ)
-    return gpus if 0 < gpus < world_size and world_size % gpus == 0 else world_size
+    return ranks_here(world_size, visible_gpus(environ))
+
+
+def ranks_here(ranks: int, gpus: int) -> int:
+    """Return how many of ``ranks`` are on this node, without variables that say so.
+
+    All of them, unless the node has too few GPUs: then each GPU has a rank, since NCCL lets no two ranks
+    share one.
+    """
+    return gpus if 0 < gpus < ranks and ranks % gpus == 0 else ranks
 
 
 def _step_tasks(environ: Mapping[str, str]) -> tuple[int, ...]:

@@ -26,13 +26,13 @@ from hpcrun.errors import (
     is_mistake,
 )
 from hpcrun.job import exit_codes
-from hpcrun.job.command import Launcher, launching_python
 from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
-from hpcrun.job.script import ScriptTerms, run_script
+from hpcrun.job.script.command import Launcher, launching_python
+from hpcrun.job.script.run import ScriptTerms, run_script
 from hpcrun.printing import say, say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (

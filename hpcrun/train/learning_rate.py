@@ -24,7 +24,9 @@ def scaled_lr(lr: float, world_size: int, rule: Rule = "linear") -> float:
         ValueError: the rule is another word, or ``world_size`` is not above 0.
     """
     if not world_size > 0:
-        raise ValueError(f"world_size={world_size}: give the number of ranks, 1 or more")
+        raise ValueError(
+            f"world_size={world_size}: give a number above 0, such as the number of ranks"
+        )
     if rule == "linear":
         return lr * world_size
     if rule == "sqrt":

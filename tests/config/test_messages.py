@@ -37,6 +37,10 @@ Write = Callable[..., str]
             "run.yaml:3: train.learning_rate: unknown key; did you mean train.lr?",
         ),
         (
+            "train: {compression: fp16}",
+            "run.yaml:1: train.compression: unknown key; did you mean train.comm_hook?",
+        ),
+        (
             "train: {num_epochs: 3}",
             "run.yaml:1: train.num_epochs: unknown key; set train.steps instead",
         ),
@@ -198,3 +202,8 @@ def test_a_refused_key_never_breaks_its_line(key: str, value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve([layer])
     assert len(str(caught.value).splitlines()) == len(caught.value.problems)
+
+
+def test_a_contradiction_has_the_place_of_a_given_key(lines: Lines) -> None:
+    (line,) = lines("train: {steps: 5}", "train.lr_scaling=sqrt")
+    assert line.startswith("command line: train.lr_base_batch: lr_scaling=sqrt needs")

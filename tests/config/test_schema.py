@@ -54,6 +54,7 @@ def test_the_json_schema_knows_limits_choices_and_strictness() -> None:
     assert train["properties"]["deterministic"]["enum"] == [True, False, "warn", "strict"]
     assert train["properties"]["parallel"]["enum"] == ["auto", "single", "dp", "ddp", "fsdp"]
     job = schema["$defs"]["Job"]["properties"]
+    assert job["launcher"]["enum"] == ["torchrun", "accelerate", "none", None]
     count, typed = job["gpus"]["anyOf"]
     assert count["minimum"] == 1
     assert re.fullmatch(typed["pattern"], "gpu:a100:4")
@@ -64,8 +65,12 @@ def test_launcher_none_is_one_task_per_node() -> None:
     job = resolve([override_layer(["job.launcher=none", "job.gpus=4", "command=[a]"])]).job
     assert (job.launcher, job.tasks_on_node, job.gpus) == (None, 1, 4)
     assert resolve([override_layer(["job.launcher=none", "job.tasks_per_node=1", "command=[a]"])])
-    with pytest.raises(ConfigError, match="none means one task per node; remove"):
+    with pytest.raises(ConfigError, match=r"launcher: none means one task per node; remove"):
         resolve([override_layer(["job.launcher=none", "job.tasks_per_node=4", "command=[a]"])])
+    with pytest.raises(
+        ConfigError, match="torchrun, accelerate or none, not 'nonee'; did you mean"
+    ):
+        resolve([override_layer(["job.launcher=nonee", "command=[a]"])])
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.job import script_end
-from hpcrun.job.script_end import ProgressWatch
+from hpcrun.job.script import end as script_end
+from hpcrun.job.script.end import ProgressWatch
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_lines

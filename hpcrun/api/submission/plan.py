@@ -17,7 +17,7 @@ from hpcrun.api.submission.choose_config import (
 )
 from hpcrun.config import Config, Layer, file_layer, load_resolved, masked_words, read_site
 from hpcrun.errors import UserError
-from hpcrun.job.command import check_command
+from hpcrun.job.script.command import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc

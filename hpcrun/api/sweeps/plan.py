@@ -19,7 +19,7 @@ from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL
 from hpcrun.config import Config, Layer
 from hpcrun.errors import UserError
-from hpcrun.job.command import check_command
+from hpcrun.job.script.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep

@@ -26,12 +26,10 @@ from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
 from hpcrun.checkpoint.storage.manifest import MANIFEST, Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import one_line
-from hpcrun.printing import progress_bar
+from hpcrun.printing import BAR_DELAY, progress_bar
 from hpcrun.ranks.collective import Ranks, first_of
 
 SHARED = "shared"
-# Seconds before the bar appears.
-_DELAY = 0.5
 
 Template = Callable[[Mapping[str, TensorEntry], Any], dict[str, Any]]
 """Function that returns the tensors to load into, from a checkpoint's tensors and its plain data.
@@ -237,7 +235,7 @@ class _Load:
         if self._ranks.rank:
             self._reader.load(self._mine)
             return
-        with progress_bar("B", text=f"restore step {self._manifest.step}", delay=_DELAY) as bar:
+        with progress_bar("B", text=f"restore step {self._manifest.step}", delay=BAR_DELAY) as bar:
             self._reader.load(self._mine, bar.move)
 
     def spread(self) -> None:

@@ -36,9 +36,8 @@ _MADE_AGAIN: tuple[Any, ...] = (
     *(dist.ProcessGroup, dist.ReduceOp, types.BuiltinFunctionType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket),
 )
-_HEAP_TYPE = (
-    1 << 9
-)  # Py_TPFLAGS_HEAPTYPE: a class that a class statement, or an extension, has made
+# Py_TPFLAGS_HEAPTYPE: a class that a class statement, or an extension, has made.
+_HEAP_TYPE = 1 << 9
 _STORES = {"STORE_DEREF", "STORE_GLOBAL"}
 _MISSING = object()
 

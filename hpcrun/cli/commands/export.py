@@ -14,15 +14,13 @@ from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.cli.arguments import add_saved, find_saved
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
-from hpcrun.printing import progress_bar, say
+from hpcrun.printing import BAR_DELAY, progress_bar, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.tasks import options_for
 from hpcrun.tasks.hugging_face import FILE, config_json
 from hpcrun.tasks.options import LanguageModelShape
 
 _SHOWN_STEPS = 10
-# Seconds before the bar appears.
-_DELAY = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--step {step}: {name} has no such checkpoint; there are {there}{more}")
     store.require_private([step])
     run = RunDirectory(store.root.parent)
-    with progress_bar("B", text="export", delay=_DELAY) as bar:
+    with progress_bar("B", text="export", delay=BAR_DELAY) as bar:
         exported = export_model(
             store,
             step,

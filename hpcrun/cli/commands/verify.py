@@ -14,10 +14,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.arguments import add_saved, find_saved
-from hpcrun.printing import Progress, progress_bar, say
-
-# Seconds before a bar appears.
-_DELAY = 0.5
+from hpcrun.printing import BAR_DELAY, Progress, progress_bar, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             for line in trouble.splitlines():
                 bar.say(f"step {step}: DAMAGED: {line}")
 
-    with progress_bar("B", text="verify", delay=_DELAY) as bar:
+    with progress_bar("B", text="verify", delay=BAR_DELAY) as bar:
         damaged = verify(store, steps, report, bar.move)
     if not arguments.json and arguments.step is None:
         for name in store.quarantined():

@@ -93,8 +93,7 @@ class AMPTrainer(TrainerCheckpoints):
         Raises:
             ValueError: the model is in DistributedDataParallel over several ranks, an argument contradicts
                 another or has another type, the optimizer's ``step()`` needs an argument, or ``scheduler`` is
-                an object instead of a function. Objects that a function
-                makes are checked when they are made.
+                an object instead of a function. Objects that a function makes are checked when they are made.
         """
         if device is None:
             device = default_device()
@@ -244,8 +243,8 @@ class AMPTrainer(TrainerCheckpoints):
             With ``accumulation_steps``, the loss of this call, and ``updated=False`` before the last call.
 
         Raises:
-            ValueError: there are no micro-batches, the number of weights differs, or a weight is negative
-                or not a scalar. Or weights with ``accumulation_steps``.
+            ValueError: there are no micro-batches, the number of weights differs, a weight is negative or not
+                a scalar, or there are weights and ``accumulation_steps``.
             UserError: without ``loss``, the model returned no loss.
             RuntimeError: there are several ranks, and ``wrap_model()`` was not called.
         """
@@ -351,11 +350,8 @@ class AMPTrainer(TrainerCheckpoints):
         """Accumulate the gradients; return the sum of the scaled losses, in float32."""
         self._leave_evaluation()
         total: Tensor | None = None
-        parts, calls, updates = (
-            len(micro_batches),
-            self.accumulation.calls,
-            self.accumulation.updates,
-        )
+        parts, calls = len(micro_batches), self.accumulation.calls
+        updates = self.accumulation.updates
         for index, batch in enumerate(micro_batches):
             with self._strategy.micro_batch(self.model, last=updates and index == parts - 1):
                 with self.autocast():

@@ -1,4 +1,4 @@
-"""Check the arguments of a trainer: precision, optimizer, schedule, accumulation."""
+"""The arguments of a trainer: its precision, its optimizer and its schedule."""
 
 import inspect
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class TrainerCheckpoints(ABC):
             CheckpointError: on all ranks, if the folder holds steps of another training, which
                 :meth:`load_checkpoint` did not load.
             UserError: a file cannot hold the state: shards of FSDP, the state of a communication hook, or
-                gradients between the calls of an accumulation. A folder without the optimizer. Or FSDP
+                gradients between the calls of an accumulation; a folder without the optimizer; or FSDP
                 between the calls of an accumulation.
             RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
@@ -139,8 +139,8 @@ class TrainerCheckpoints(ABC):
         """Restore the newest valid checkpoint of a folder, or a file, in place. Collective.
 
         Every rank reads a file; its tensors load on the CPU first. A folder also restores the random
-        generators. Make datasets, loaders and their iterators before the
-        call, or give each loader its own generator.
+        generators. Make datasets, loaders and their iterators before the call, or give each loader its own
+        generator.
 
         Args:
             where: a folder of checkpoints, an engine made for one, or a file (``.pt``, ``.pth``).
@@ -165,9 +165,8 @@ class TrainerCheckpoints(ABC):
             return None
         restored = state.restore(restored)
         if "steps" not in (restored.shared.get("scaler") or {}):
-            self.gate.steps = (
-                restored.step
-            )  # Another program's checkpoint: it has no count of steps.
+            # Another program's checkpoint has no count of steps.
+            self._set_steps(restored.step)
         return restored
 
     def _save_file(

@@ -25,9 +25,8 @@ class EvenBatches:
     """
 
     def __init__(self) -> None:
-        self.lacking, self.present = False, None
-
-    present: int | None
+        self.lacking = False
+        self.present: int | None = None
 
     def over(self, batches: Iterable[Any], ranks: Ranks) -> Iterator[Any]:
         """Yield the batches of this rank, and a substitute while another rank has batches. Collective."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpcrun.errors import UserError
-from hpcrun.job.command import require_there
+from hpcrun.job.script.command import require_there
 
 
 def refused(line: str, folder: Path, **changes: Any) -> bool:

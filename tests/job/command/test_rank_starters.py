@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.errors import UserError
-from hpcrun.job.command import rank_starter, require_script, separate_trainings
+from hpcrun.job.script.command import rank_starter, require_script, separate_trainings
 
 
 @pytest.mark.parametrize(

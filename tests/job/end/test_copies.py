@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.copies import CopyWatch, is_listening, same_numbers
-from hpcrun.job.rank_words import knows_ranks
-from hpcrun.job.script_end import ProgressWatch
-from hpcrun.job.script_watch import ScriptWatch
+from hpcrun.job.script.copies import CopyWatch, is_listening, same_numbers
+from hpcrun.job.script.end import ProgressWatch
+from hpcrun.job.script.rank_words import knows_ranks
+from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create

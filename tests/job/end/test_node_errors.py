@@ -10,7 +10,7 @@ from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
-from hpcrun.job.script_end import ScriptFailed
+from hpcrun.job.script.end import ScriptFailed
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, Cause, record_event

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job import script as running
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.job.script import ScriptTerms, rank_code, run_script
-from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop
-from hpcrun.job.script_watch import ScriptWatch, code_of_all
+from hpcrun.job.script import run as running
+from hpcrun.job.script.end import ProgressWatch, ScriptEnd, note_stop
+from hpcrun.job.script.run import ScriptTerms, rank_code, run_script
+from hpcrun.job.script.watch import ScriptWatch, code_of_all
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import record as owner

@@ -11,7 +11,7 @@ import pytest
 
 from hpcrun.diagnose.causes import is_cascade
 from hpcrun.job import exit_codes
-from hpcrun.job.script import RankZeroFailed, ScriptTerms, run_script
+from hpcrun.job.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag

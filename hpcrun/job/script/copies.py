@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcrun.job.rank_words import knows_ranks
+from hpcrun.job.script.rank_words import knows_ranks
 
 _LISTENS = "0A"
 _LINES, _BYTES = 3, 1 << 16

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcrun.job import exit_codes
-from hpcrun.job.copies import CopyWatch
-from hpcrun.job.script_end import ProgressWatch, died_of_stop
+from hpcrun.job.script.copies import CopyWatch
+from hpcrun.job.script.end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.ranks.watchdog_process import NOTICED

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.job.command import is_python, script_of
+from hpcrun.job.script.command import is_python, script_of
 
 _MOST_FILES, _MOST_BYTES = 300, 1 << 20
 _KNOWS = re.compile(
@@ -31,16 +31,8 @@ _SILENT = frozenset(
         *("joblib", "kornia", "matplotlib", "networkx", "numpy", "omegaconf", "pandas", "polars"),
         *("psutil", "pyarrow", "requests", "rich", "safetensors", "scipy", "seaborn", "skimage"),
         *("sentencepiece", "sklearn", "sympy", "tensorboard", "tensorboardX", "tiktoken", "timm"),
-        *(
-            "tokenizers",
-            "torch",
-            "torchaudio",
-            "torchinfo",
-            "torchmetrics",
-            "torchtext",
-            "torchvision",
-        ),
-        *("tqdm", "transformers", "typer", "wandb", "xarray", "yaml"),
+        *("tokenizers", "torch", "torchaudio", "torchinfo", "torchmetrics", "torchtext"),
+        *("torchvision", "tqdm", "transformers", "typer", "wandb", "xarray", "yaml"),
     }
 )
 """Packages that make no process group, and read no variable of a launcher, by themselves."""

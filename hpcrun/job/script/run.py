@@ -24,12 +24,12 @@ from pathlib import Path
 from hpcrun.diagnose.run_lines import script_exception
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
-from hpcrun.job.command import Launcher
-from hpcrun.job.copies import CopyWatch
 from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
-from hpcrun.job.script_end import ProgressWatch, ScriptEnd, note_stop, record_end
-from hpcrun.job.script_watch import ScriptWatch
+from hpcrun.job.script.command import Launcher
+from hpcrun.job.script.copies import CopyWatch
+from hpcrun.job.script.end import ProgressWatch, ScriptEnd, note_stop, record_end
+from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidates, wanted_ports
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses

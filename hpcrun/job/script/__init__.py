@@ -1,0 +1,1 @@
+"""The user's script as the ranks of a job: its checks, its start, its signals and its end."""
