@@ -277,7 +277,7 @@ def first_of_stream(batch: Any) -> str | None:
 def _varies(part: Any) -> bool:
     """Return True if a part of a batch may differ from that of other samples."""
     if isinstance(part, torch.Tensor | np.ndarray):
-        one = part.reshape(-1) if part.ndim == 0 or len(part) == 1 else part
+        one: Any = part.reshape(-1) if part.ndim == 0 or len(part) == 1 else part
         return bool((one != one[:1]).any()) or (one.shape == (1,) and bool(one[0] != 0))
     return not isinstance(part, int | float | None)
 

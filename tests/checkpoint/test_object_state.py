@@ -89,6 +89,21 @@ class Steps:
         self.seen.add(self.calls)
 
 
+class Keeper:
+    def keep(self, errors, value):
+        errors["last"] = value
+
+
+def test_data_that_a_method_of_another_object_changes_is_kept():
+    keeper, kept = Keeper(), [{"last": one} for one in (1, 2)]
+    carried(lambda n: reading_with(keeper, kept[n]))
+    assert kept[1] == {"last": 1}
+
+
+def reading_with(keeper, errors):
+    return lambda _, bucket: keeper.keep(errors, bucket)
+
+
 def test_what_code_changes_is_kept():
     def counting(n):
         steps = Steps(5 - n, scale=n)

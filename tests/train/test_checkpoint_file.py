@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hpcrun import AMPConfig, AMPTrainer, CheckpointError, DistributedAMPTrainer, UserError
 from tests.on_ranks import agreed, gathered, ranks
@@ -182,3 +183,21 @@ def test_rank_0_writes_the_file_and_all_ranks_load_it(rank, tmp_path):
     hooked.model.register_comm_hook(hook_state, powerSGD_hook.powerSGD_hook)
     with pytest.raises(UserError, match=r"state that a communication hook has .*PowerSGDState"):
         hooked.save_checkpoint(path)
+    errors = {}
+
+    def keeping(_, bucket):
+        errors[bucket.index()] = bucket.buffer()
+        return allreduce_hook(None, bucket)
+
+    hooked = wrapped()
+    hooked.model.register_comm_hook(None, keeping)
+    train(hooked, 1)
+    with pytest.raises(UserError, match=r"state that a communication hook has .*keeping"):
+        hooked.save_checkpoint(path)
+    # A configuration is no state.
+    hooked = wrapped()
+    options = {"lr": 0.1}
+    hooked.model.register_comm_hook(
+        None, lambda _, bucket: allreduce_hook(None, bucket) if options else None
+    )
+    assert hooked.save_checkpoint(path).ok

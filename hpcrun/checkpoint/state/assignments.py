@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 ITEMS = "[]"
-"""Stands for the items of any dict or list."""
+"""Means the items of any dict or list."""
 EVERYTHING = "*"
-"""Stands for any name: the code assigns names that its text does not show."""
+"""Means any name: the code assigns names that its text does not show."""
 
 _MUTATORS = frozenset(
     {
@@ -58,6 +58,8 @@ def assigned_in(kind: type) -> frozenset[str]:
     """Return what the methods of a class assign after an object is made."""
     found: frozenset[str] = frozenset()
     for base in kind.__mro__[:-1]:
+        if _is_harmless(base.__module__):
+            continue
         frozen = getattr(base, "__dataclass_params__", None)
         omitted = (*_MAKERS, *(_FROZEN if frozen is not None and frozen.frozen else ()))
         for name, value in vars(base).items():
@@ -83,15 +85,22 @@ def assigned_through(function: Any) -> frozenset[str]:
         if isinstance(one, functools.partial):
             waiting += [one.func, *one.args, *one.keywords.values()]
         elif isinstance(one, types.MethodType):
-            found |= assigned_in(type(one.__self__))
+            kind: Any = type(one.__self__)
+            found |= assigned_in(kind)
             waiting.append(one.__func__)
         elif isinstance(one, types.FunctionType):
-            place = one.__module__ or ""
-            if place.partition(".")[0] in _HARMLESS and not place.startswith(_HOOKS):
-                continue
-            found |= assigned_by(one.__code__)
-            waiting += _called(one)
+            if not _is_harmless(one.__module__ or ""):
+                found |= assigned_by(one.__code__)
+                waiting += _called(one)
+        elif not isinstance(one, types.ModuleType | type):
+            # The function may give its data to a method of this object.
+            kind = type(one)
+            found |= assigned_in(kind)
     return found
+
+
+def _is_harmless(module: str) -> bool:
+    return module.partition(".")[0] in _HARMLESS and not module.startswith(_HOOKS)
 
 
 def _called(function: types.FunctionType) -> Iterator[Any]:

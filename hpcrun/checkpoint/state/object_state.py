@@ -48,7 +48,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 
 _KIND = "\0kind"
 CONSTANT = {_KIND: "constant"}
-"""Stands for a value that the program makes again."""
+"""Means a value that the program makes again."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _MADE_AGAIN: tuple[Any, ...] = (
     *(type, types.ModuleType, enum.Enum, logging.Logger, weakref.ReferenceType),
@@ -157,7 +157,8 @@ class ObjectStates:
         if _stateful(value):
             return {_KIND: "state", "value": self.take(value.state_dict(), where, above)}
         if assigned is not None:
-            assigned |= assigned_in(type(value))
+            kind: Any = type(value)
+            assigned |= assigned_in(kind)
         if not _of_python(value):
             raise CheckpointError(
                 f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
@@ -202,7 +203,8 @@ class ObjectStates:
         return [self.put(here, part) for here, part in zip(known, saved, strict=False)]
 
     def _restored(self, live: Any, saved: dict[str, Any]) -> Any:
-        kind, value = saved[_KIND], saved.get("value")
+        kind = saved[_KIND]
+        value: Any = saved.get("value")
         if kind == "tensor":
             return self._tensor(live, saved)
         if kind == "array":
@@ -231,13 +233,11 @@ class ObjectStates:
         elif kind == "named":
             return type(live)(*self._items(live, value))
         elif kind == "items":
-            assert value is not None
             for key, part in value:
                 live[key] = self.put(live.get(key, _MISSING), part)
         elif kind == "state":
             live.load_state_dict(self.put(_MISSING, value))
         elif kind == "attributes":
-            assert value is not None
             for name, part in value.items():
                 here = getattr(live, name, _MISSING)
                 if part == CONSTANT or isinstance(here, _MADE_AGAIN):
@@ -246,7 +246,6 @@ class ObjectStates:
                 if there is not here:
                     _set_attribute(live, name, there)
         elif kind == "function":
-            assert value is not None
             parts = _parts_of(live)
             for name, part in value.items():
                 _set_part(live, name, self.put(parts[name], part))

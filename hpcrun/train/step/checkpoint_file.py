@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.compatibility import require_same_kind, require_same_model
+from hpcrun.checkpoint.state.hook_state import hooks_of
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.errors import CheckpointError
@@ -54,12 +53,12 @@ def require_file_form(model: nn.Module, *, sharded: bool) -> None:
     remedy = "save to a folder, a path without .pt or .pth"
     if sharded:
         raise UserError(f"a checkpoint file cannot hold the shards of FSDP's ranks; {remedy}")
-    hooks = getattr(model, "_comm_hooks", []) if isinstance(model, DistributedDataParallel) else []
-    for _, state in hooks:
-        if state is not None and not isinstance(state, dist.ProcessGroup):
+    for hook in hooks_of([model]):
+        if hook.take() is not None:
+            kept = hook.name if hook.state is None else type(hook.state).__name__
             raise UserError(
                 "a checkpoint file cannot hold the state that a communication hook has on each rank "
-                f"({type(state).__name__}); {remedy}"
+                f"({kept}); {remedy}"
             )
 
 
