@@ -54,25 +54,23 @@ def assigned_by(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1024)
-def assigned_in(kind: type) -> frozenset[str]:
-    """Return what the methods of a class assign after an object is made."""
-    found: frozenset[str] = frozenset()
+def methods_of(kind: type) -> tuple[types.FunctionType, ...]:
+    """Return the functions of a class that may change its object after it is made."""
+    found = []
     for base in kind.__mro__[:-1]:
         if _is_harmless(base.__module__):
             continue
         frozen = getattr(base, "__dataclass_params__", None)
         omitted = (*_MAKERS, *(_FROZEN if frozen is not None and frozen.frozen else ()))
         for name, value in vars(base).items():
-            functions = (value.fget, value.fset) if isinstance(value, property) else (value,)
-            for one in functions:
-                code = getattr(getattr(one, "__func__", one), "__code__", None)
-                if isinstance(code, types.CodeType) and name not in omitted:
-                    found |= assigned_by(code)
-    return found
+            ways = (value.fget, value.fset) if isinstance(value, property) else (value,)
+            functions = [getattr(way, "__func__", way) for way in ways if name not in omitted]
+            found += [one for one in functions if isinstance(one, types.FunctionType)]
+    return tuple(found)
 
 
 def assigned_through(function: Any) -> frozenset[str]:
-    """Return what a function assigns, with the functions that it calls by a name of its module or closure."""
+    """Return what a function, or the methods of an object, assign, with the functions that they call."""
     found: frozenset[str] = frozenset()
     waiting, seen = [function], set[int]()
     while waiting:
@@ -85,17 +83,15 @@ def assigned_through(function: Any) -> frozenset[str]:
         if isinstance(one, functools.partial):
             waiting += [one.func, *one.args, *one.keywords.values()]
         elif isinstance(one, types.MethodType):
-            kind: Any = type(one.__self__)
-            found |= assigned_in(kind)
-            waiting.append(one.__func__)
+            waiting += [one.__self__, one.__func__]
         elif isinstance(one, types.FunctionType):
             if not _is_harmless(one.__module__ or ""):
                 found |= assigned_by(one.__code__)
                 waiting += _called(one)
         elif not isinstance(one, types.ModuleType | type):
             # The function may give its data to a method of this object.
-            kind = type(one)
-            found |= assigned_in(kind)
+            kind: Any = type(one)
+            waiting += methods_of(kind)
     return found
 
 

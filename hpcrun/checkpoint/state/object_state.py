@@ -40,7 +40,6 @@ from torch.optim import Optimizer
 from hpcrun.checkpoint.state.assignments import (
     EVERYTHING,
     ITEMS,
-    assigned_in,
     assigned_through,
 )
 from hpcrun.checkpoint.state.capture import from_numpy, to_numpy
@@ -157,8 +156,7 @@ class ObjectStates:
         if _stateful(value):
             return {_KIND: "state", "value": self.take(value.state_dict(), where, above)}
         if assigned is not None:
-            kind: Any = type(value)
-            assigned |= assigned_in(kind)
+            assigned |= assigned_through(value)
         if not _of_python(value):
             raise CheckpointError(
                 f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
