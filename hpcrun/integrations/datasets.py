@@ -6,6 +6,7 @@ An iterable dataset starts in the middle of a pass by its own state, or by a rep
 processes that iterate it: each worker process, or the training process.
 """
 
+import contextlib
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import xxhash
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
@@ -36,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """The hash of some samples; None: they cannot be compared."""
+    """The hash of some samples; None: they cannot be compared, or are all equal."""
 
     content: str | None
 
@@ -62,13 +64,22 @@ class SeededDataset(Dataset[Any]):
         with set_apart():
             self._begin(order)
             if order.probe:
-                return Probed(comparable(self._samples(order.indices)))
+                return Probed(self._probe(order))
             return self._collate(self._read(order.indices))
 
-    def _samples(self, indices: list[Any]) -> list[Any]:
-        if self._batched:
-            return list(self._read(indices))
-        return [self.dataset[index] for index in indices]
+    def _probe(self, order: Order) -> str | None:
+        """Hash samples that are read with one seed.
+
+        Equal samples depend on no index, as those of a benchmark: zeros, or random numbers, which differ
+        between ranks in the training.
+        """
+        found = []
+        for index in order.indices:
+            self._begin(order)
+            found.append(comparable(self._read([index]) if self._batched else self.dataset[index]))
+        if None in found or (len(found) > 1 and len(set(found)) == 1):
+            return None
+        return comparable(found)
 
     def _begin(self, order: Order) -> None:
         if self._epoch != order.epoch:
@@ -253,6 +264,22 @@ def comparable(samples: Any) -> str | None:
         return hash_of(samples, pickle.dumps)
     except Exception:  # any error of the objects in a sample means that they cannot be compared
         return None
+
+
+def first_of_stream(batch: Any) -> str | None:
+    """Return a hash of a batch; None if all its samples are equal, as in a benchmark."""
+    with contextlib.suppress(Exception):  # as in comparable(): objects that cannot be compared
+        if not any(map(_varies, tree_leaves(batch))):
+            return None
+    return comparable(batch)
+
+
+def _varies(part: Any) -> bool:
+    """Return True if a part of a batch may differ from that of other samples."""
+    if isinstance(part, torch.Tensor | np.ndarray):
+        one: Any = part.reshape(-1) if part.ndim == 0 or len(part) == 1 else part
+        return bool((one != one[:1]).any()) or (one.shape == (1,) and bool(one[0] != 0))
+    return not isinstance(part, int | float | None)
 
 
 def hash_of(batch: Any, others: Callable[[Any], bytes] | None = None) -> str:

@@ -36,7 +36,7 @@ from hpcrun.integrations.datasets import (
     SeededStream,
     StreamItem,
     WorkerStart,
-    comparable,
+    first_of_stream,
     has_state,
     set_epoch,
 )
@@ -74,7 +74,7 @@ class ExactLoader:
         probes: compute ``order`` and ``samples``, which ranks compare.
         order: hash of the first indices of the sampler in this start; None: not computed.
         samples: hash of some samples, read with seeds that are equal on all ranks, or of the first batch of
-            an iterable dataset in this start; None: not computed.
+            an iterable dataset in this start; None: not computed, or these samples are all equal.
 
     Raises:
         UserError: the loader cannot be exact; the text has the reason and the remedy.
@@ -324,8 +324,9 @@ class ExactLoader:
         item: StreamItem
         for item in self._inner:
             readers[item.number] = item.reader
-            if self.probes and self.samples is None:
-                self.samples = comparable(item.batch)
+            if self.probes and not self._tried:
+                self._tried = True
+                self.samples = first_of_stream(item.batch)
             self.batches += 1
             self._readers.append((self.batches, (item.number + 1) % count, list(readers)))
             yield item.batch

@@ -61,6 +61,26 @@ class Noisy(Dataset):
         return torch.rand(1) + index
 
 
+class Same(Dataset):
+    """Samples of a benchmark: their index changes nothing."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return self.sample()
+
+
+class SameStream(IterableDataset):
+    """Zeros without an order."""
+
+    def __iter__(self):
+        return (torch.zeros(1) for _ in range(6))
+
+
 class Stream(IterableDataset):
     """Numbers from ``start`` to ``stop``."""
 
@@ -154,6 +174,19 @@ def test_ranks_with_parts_of_their_own_train(tmp_path, rank, capsys):
         "hpcrun: loader.0: each of the 2 ranks reads all 24 samples in another order, so an epoch "
     )
     assert capsys.readouterr().err.count(line) == (rank == 0)
+
+
+@ranks(2)
+def test_samples_that_depend_on_no_index_are_not_compared(tmp_path, rank, capsys):
+    torch.manual_seed(5)
+    loaders = {
+        "zeros": DataLoader(Same(lambda: torch.zeros(1)), 3, shuffle=True),
+        "noise": DataLoader(Same(lambda: torch.randn(1)), 3),
+        "stream": DataLoader(SameStream(), batch_size=2),
+    }
+    for name, loader in loaders.items():
+        assert agreed(end_of(tmp_path / name, loader)) == (3 if name == "stream" else 8), name
+    assert capsys.readouterr().err == ""
 
 
 @ranks(3)

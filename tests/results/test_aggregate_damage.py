@@ -80,6 +80,16 @@ def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_ru
     found = collect(tmp_path)
     assert "cannot be understood" in found.problems[0][2]
     assert found.rows == 1
+    for number, (step, loss) in enumerate(((2**70, 1.0), (1e300, 1.0), (3, 10**400))):
+        wide = make_run(f"wide-{number}", [1.0])
+        append_line(wide.metrics, {"step": step, "loss": loss, "": 1})
+    assert len(collect(tmp_path).problems) == len(found.problems)
+    with ResultsFile(tmp_path / "results.h5") as store:
+        assert store.table("runs")["step"].tolist() == [10, -1, -1, -1, 3]
+        odd = store.metrics("wide-2")
+        assert odd is not None
+        assert odd["loss"][1] == b"1" + b"0" * 400
+        assert odd["_"][1] == 1
 
 
 def test_many_long_names_of_metrics_cost_columns_of_one_run(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hpcrun import AMPConfig, AMPTrainer, CheckpointError, DistributedAMPTrainer, UserError
 from tests.on_ranks import agreed, gathered, ranks
@@ -93,6 +94,51 @@ def test_a_file_that_does_not_fit_changes_nothing(tmp_path, content, line):
     assert torch.equal(flat(made.module), before)
 
 
+def test_a_damaged_or_foreign_file_is_refused_in_one_line(tmp_path):
+    first, path = make(), tmp_path / "checkpoint.pth"
+    train(first, 2)
+    crc32 = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        first.save_checkpoint(path)
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(crc32)
+    whole = path.read_bytes()
+    # One bit of a weight, which torch.load() does not notice.
+    at = whole.index(flat(first.module)[:4].numpy().tobytes())
+    flipped = bytearray(whole)
+    flipped[at + 1] ^= 64
+    content = torch.load(path, weights_only=True)
+    files = [(bytes(flipped), "the file is damaged"), (whole[:-40], "not a checkpoint that")]
+    for key, value in (("step", "abc"), ("scaler_state_dict", 3), ("metadata", 3), ("ema", [1])):
+        torch.save({**content, key: value}, path)
+        files.append((path.read_bytes(), f"{key} is a {type(value).__name__}, which"))
+    torch.save({**content, "model_state_dict": {1: torch.ones(1)}}, path)
+    files.append((path.read_bytes(), "has the key 1, which is no text"))
+    plain = torch.optim.SGD(Net().parameters(), momentum=0.9).state_dict()
+    torch.save({**content, "optimizer_state_dict": plain}, path)
+    files.append((path.read_bytes(), "so it was not AdamW"))
+    made = make(seed=1)
+    before = flat(made.module)
+    for file, line in files:
+        path.write_bytes(file)
+        with pytest.raises(CheckpointError, match=line):
+            made.load_checkpoint(path)
+        assert torch.equal(flat(made.module), before)
+    # Any damage gives this error, and no other.
+    for number in range(40, 2000, 49):
+        path.write_bytes(whole[:number] + bytes([whole[number] ^ 0x88]) + whole[number + 1 :])
+        try:
+            made.load_checkpoint(path)
+        except CheckpointError:
+            continue
+        assert torch.equal(flat(made.module), flat(first.module))
+    torch.save({**content, "generators": {"python": 1}}, path)
+    (note,) = made.load_checkpoint(path).notes
+    assert "random generators of the file do not fit" in note
+
+
 def test_a_failed_save_keeps_the_old_file(tmp_path, capsys):
     made, path = make(), tmp_path / "checkpoint.pth"
     with pytest.raises(CheckpointError, match=r"metadata.where: a pathlib\.\w+ cannot be saved"):
@@ -137,3 +183,21 @@ def test_rank_0_writes_the_file_and_all_ranks_load_it(rank, tmp_path):
     hooked.model.register_comm_hook(hook_state, powerSGD_hook.powerSGD_hook)
     with pytest.raises(UserError, match=r"state that a communication hook has .*PowerSGDState"):
         hooked.save_checkpoint(path)
+    errors = {}
+
+    def keeping(_, bucket):
+        errors[bucket.index()] = bucket.buffer()
+        return allreduce_hook(None, bucket)
+
+    hooked = wrapped()
+    hooked.model.register_comm_hook(None, keeping)
+    train(hooked, 1)
+    with pytest.raises(UserError, match=r"state that a communication hook has .*keeping"):
+        hooked.save_checkpoint(path)
+    # A configuration is no state.
+    hooked = wrapped()
+    options = {"lr": 0.1}
+    hooked.model.register_comm_hook(
+        None, lambda _, bucket: allreduce_hook(None, bucket) if options else None
+    )
+    assert hooked.save_checkpoint(path).ok

@@ -95,7 +95,7 @@ def require_same_groups(saved: Mapping[str, Any], model: nn.Module, optimizer: O
         )
     known = names_by_parameter(model)
     for index, (old, new) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
-        _require_same_kind(old, new, optimizer)
+        require_same_kind(old, new, optimizer)
         if not saved["state"]:  # before the first step, the saved groups have no names
             continue
         if len(old["params"]) != len(new["params"]):
@@ -142,9 +142,8 @@ def is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == _EXTRA_STATE
 
 
-def _require_same_kind(
-    old: Mapping[str, Any], new: Mapping[str, Any], optimizer: Optimizer
-) -> None:
+def require_same_kind(old: Mapping[str, Any], new: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Raise CheckpointError if a saved group of an optimizer has the options of another kind of optimizer."""
     # Another version of torch may have one option more or fewer; another optimizer has both.
     lacking = _options(optimizer.defaults) - _options(old)
     unknown = _options(old) - _options(new)

@@ -2,40 +2,71 @@
 
 An object with ``state_dict()`` and ``load_state_dict()`` gives its state itself. Of other objects of Python
 classes the attributes are the state, and of a function the variables of its closure and the containers that
-it reads from its module. Objects that no checkpoint can hold are refused. Process groups, streams and
-modules are skipped: the program makes them again.
+it reads from its module. Objects that no checkpoint can hold are refused. Process groups, streams, modules,
+files and threads are skipped: the program makes them again. So are numbers and texts that no code of the
+function assigns, as in a configuration.
 """
 
+import contextvars
+import datetime
+import decimal
 import dis
 import enum
+import fractions
 import functools
+import io
 import logging
+import pathlib
+import queue
+import random
+import socket
+import subprocess
+import threading
 import types
+import uuid
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from hpcrun.checkpoint.state.assignments import (
+    EVERYTHING,
+    ITEMS,
+    assigned_through,
+)
 from hpcrun.checkpoint.state.capture import from_numpy, to_numpy
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
 _KIND = "\0kind"
 CONSTANT = {_KIND: "constant"}
-"""Stands for a value that the program makes again."""
+"""Means a value that the program makes again."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _MADE_AGAIN: tuple[Any, ...] = (
     *(type, types.ModuleType, enum.Enum, logging.Logger, weakref.ReferenceType),
     *(torch.dtype, torch.device, torch.layout, torch.Size, torch.Stream, torch.Event),
     *(dist.ProcessGroup, dist.ReduceOp, types.BuiltinFunctionType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+    *(types.GenericAlias, types.EllipsisType, types.MappingProxyType, range, slice),
+    *(contextvars.ContextVar, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
+    *(pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID),
+    *(io.IOBase, threading.Thread, socket.socket, subprocess.Popen, queue.Queue),
 )
+_RECORDERS = frozenset(
+    {
+        *("aim", "clearml", "comet_ml", "logging", "loguru", "mlflow", "neptune", "rich"),
+        *("swanlab", "tensorboard", "tensorboardX", "tqdm", "wandb"),
+        *("omegaconf", "pydantic"),
+    }
+)
+"""Packages of objects that record a training, or configure it; the program makes them again."""
 # Py_TPFLAGS_HEAPTYPE: a class that a class statement, or an extension, has made.
 _HEAP_TYPE = 1 << 9
 _STORES = {"STORE_DEREF", "STORE_GLOBAL"}
@@ -54,12 +85,20 @@ class ObjectStates:
     known: frozenset[int]
     device: torch.device
 
-    def take(self, value: Any, where: str, above: tuple[int, ...] = ()) -> Any:
+    def take(
+        self,
+        value: Any,
+        where: str,
+        above: tuple[int, ...] = (),
+        assigned: frozenset[str] | None = None,
+    ) -> Any:
         """Return the state of ``value``: plain data and copies of tensors on the CPU.
 
         Args:
             where: a name of ``value``, for messages.
             above: the ids of the objects that contain ``value``.
+            assigned: what the code of the function around ``value`` assigns; None: there is no function, and
+                everything is state.
 
         Raises:
             CheckpointError: a part can neither be saved nor skipped; the text says where.
@@ -67,45 +106,56 @@ class ObjectStates:
         if type(value) in _PLAIN:
             return value
         # The program makes the reference to an object above again.
-        if id(value) in above or id(value) in self.known or isinstance(value, _MADE_AGAIN):
+        if id(value) in above or id(value) in self.known or _is_made_again(value):
             return CONSTANT
         above = (*above, id(value))
+        take = functools.partial(self.take, above=above, assigned=assigned)
+        whole = assigned is None or not assigned.isdisjoint((ITEMS, EVERYTHING))
         if isinstance(value, Tensor) and not isinstance(value, DTensor):
             kept = value.detach().to("cpu", copy=True)
             return {_KIND: "tensor", "value": kept, "device": value.device.type}
         if isinstance(value, dict):
-            for key in value:
-                if type(key) not in _PLAIN:
-                    raise CheckpointError(
-                        f"{where} has a key of type {type(key).__name__}, which a checkpoint cannot hold; "
-                        "use numbers or text, such as the index of a bucket"
-                    )
-            return {
-                key: self.take(child, f"{where}[{key!r}]", above) for key, child in value.items()
-            }
-        if type(value) is tuple or isinstance(value, list | deque):
-            items = [self.take(child, f"{where}[{i}]", above) for i, child in enumerate(value)]
+            return _dict_state(value, where, take, whole=whole)
+        if isinstance(value, set | frozenset):
+            items = sorted(value, key=repr)
+            _require_keys(items, where)
+            return {_KIND: "set", "value": items} if whole else CONSTANT
+        if isinstance(value, tuple | list | deque):
+            items = [take(child, f"{where}[{i}]") for i, child in enumerate(value)]
+            if not whole and all(map(_is_constant, value, items)):
+                return CONSTANT
+            if type(value) not in (tuple, list, deque) and isinstance(value, tuple):
+                return {_KIND: "named", "value": items}
             return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, complex):
+            return {_KIND: "complex", "value": (value.real, value.imag)}
         if isinstance(value, torch.Generator):
             return {_KIND: "generator", "value": value.get_state()}
         if _is_numpy_generator(value):
             state = value.bit_generator.state if hasattr(value, "bit_generator") else None
             state = value.get_state(legacy=False) if state is None else state
             return {_KIND: "numpy", "value": from_numpy(state)}
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+            return {_KIND: "array", "value": torch.from_numpy(np.array(value))}
+        if isinstance(value, random.Random):
+            return {_KIND: "random", "value": value.getstate()}
         if isinstance(value, Optimizer):
             raise CheckpointError(
                 f"{where} is a {type(value).__name__}, which would take its steps in the backward pass, and "
                 "a checkpoint would miss its state; step the optimizer in the loop"
             )
         if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
+            assigned = assigned_through(value) | (assigned or frozenset())
             parts = {
-                name: self.take(part, f"{where}: {name}", above)
+                name: self.take(part, f"{where}: {name}", above, assigned)
                 for name, part in _parts_of(value).items()
             }
             parts = {name: part for name, part in parts.items() if part != CONSTANT}
             return {_KIND: "function", "value": parts} if parts else CONSTANT
         if _stateful(value):
             return {_KIND: "state", "value": self.take(value.state_dict(), where, above)}
+        if assigned is not None:
+            assigned |= assigned_through(value)
         if not _of_python(value):
             raise CheckpointError(
                 f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a "
@@ -113,9 +163,13 @@ class ObjectStates:
                 "state_dict() and load_state_dict()"
             )
         attributes = {
-            name: self.take(part, f"{where}.{name}", above)
+            name: self.take(part, f"{where}.{name}", above, assigned)
             for name, part in _attributes(value).items()
+            if not _is_number(part)
+            or assigned is None
+            or not assigned.isdisjoint((name, EVERYTHING))
         }
+        attributes = {name: part for name, part in attributes.items() if part != CONSTANT}
         return {_KIND: "attributes", "value": attributes} if attributes else CONSTANT
 
     def put(self, live: Any, saved: Any) -> Any:
@@ -138,20 +192,31 @@ class ObjectStates:
             return saved
         if _KIND in saved:
             return self._restored(live, saved)
-        values: dict[Any, Any] = live if isinstance(live, dict) else {}
-        filled = {key: self.put(values.get(key, _MISSING), part) for key, part in saved.items()}
-        values.clear()
-        values.update(filled)
-        return values
+        filled = {key: self.put(_get(live, key), part) for key, part in saved.items()}
+        return _refilled(live if isinstance(live, dict) else {}, filled)
 
     def _items(self, live: Any, saved: Any) -> list[Any]:
         known = [*live, *[_MISSING] * len(saved)]
         return [self.put(here, part) for here, part in zip(known, saved, strict=False)]
 
     def _restored(self, live: Any, saved: dict[str, Any]) -> Any:
-        kind, value = saved[_KIND], saved.get("value")
+        kind = saved[_KIND]
+        value: Any = saved.get("value")
         if kind == "tensor":
             return self._tensor(live, saved)
+        if kind == "array":
+            return _array(live, value)
+        if kind == "complex":
+            return complex(*value)
+        if kind == "dict":
+            filled = {key: self.put(_get(live, key), part) for key, part in value}
+            return _refilled(live if isinstance(live, dict) else {}, filled)
+        if kind == "set":
+            if not isinstance(live, set):
+                return type(live)(value) if isinstance(live, frozenset) else set(value)
+            live.clear()
+            live.update(value)
+            return live
         if live is _MISSING:
             raise CheckpointError(f"a {kind} is in the checkpoint, and the program has not made it")
         if kind == "generator":
@@ -160,16 +225,24 @@ class ObjectStates:
             live.bit_generator.state = to_numpy(value)
         elif kind == "numpy":
             live.set_state(to_numpy(value))
+        elif kind == "random":
+            live.setstate(value)
+        elif kind == "named":
+            return type(live)(*self._items(live, value))
+        elif kind == "items":
+            for key, part in value:
+                live[key] = self.put(live.get(key, _MISSING), part)
         elif kind == "state":
             live.load_state_dict(self.put(_MISSING, value))
         elif kind == "attributes":
-            assert value is not None
             for name, part in value.items():
                 here = getattr(live, name, _MISSING)
-                if part != CONSTANT and not isinstance(here, _MADE_AGAIN):
-                    setattr(live, name, self.put(here, part))
+                if part == CONSTANT or isinstance(here, _MADE_AGAIN):
+                    continue
+                there = self.put(here, part)
+                if there is not here:
+                    _set_attribute(live, name, there)
         elif kind == "function":
-            assert value is not None
             parts = _parts_of(live)
             for name, part in value.items():
                 _set_part(live, name, self.put(parts[name], part))
@@ -182,6 +255,82 @@ class ObjectStates:
                 return live.copy_(value)
         kind = saved["device"]
         return value.to(self.device if kind == self.device.type else kind, copy=True)
+
+
+def _is_number(value: Any) -> bool:
+    """Return True for a number or text, which changes only if code assigns its name."""
+    return type(value) in _PLAIN or isinstance(value, complex | np.generic)
+
+
+def _is_constant(value: Any, taken: Any) -> bool:
+    return _is_number(value) or (type(taken) is dict and taken == CONSTANT)
+
+
+def _is_made_again(value: Any) -> bool:
+    if isinstance(value, _MADE_AGAIN):
+        return True
+    kinds = type(value).__mro__[:-1]
+    return any(
+        kind.__module__.partition(".")[0] in _RECORDERS
+        or kind.__module__.startswith("torch.utils.tensorboard")
+        for kind in kinds
+    )
+
+
+def _dict_state(value: dict[Any, Any], where: str, take: Any, *, whole: bool) -> Any:
+    """Return the state of a dict; without ``whole``, only that of items which may change in place."""
+    if not whole:
+        items = [
+            (key, one)
+            for key, child in value.items()
+            if not _is_constant(child, one := take(child, f"{where}[{key!r}]"))
+        ]
+        if items:
+            _require_keys([key for key, _ in items], where)
+        return {_KIND: "items", "value": items} if items else CONSTANT
+    _require_keys(value, where)
+    found = {key: take(child, f"{where}[{key!r}]") for key, child in value.items()}
+    if all(type(key) in _PLAIN for key in found):
+        return found
+    return {_KIND: "dict", "value": list(found.items())}
+
+
+def _require_keys(keys: Iterable[Any], where: str) -> None:
+    for key in keys:
+        inner = key if type(key) is tuple else (key,)
+        if not all(type(one) in (*_PLAIN, torch.dtype) for one in inner):
+            raise CheckpointError(
+                f"{where} has a key of type {type(key).__name__}, which a checkpoint cannot hold; "
+                "use numbers or text, such as the index of a bucket"
+            )
+
+
+def _get(live: Any, key: Any) -> Any:
+    return live.get(key, _MISSING) if isinstance(live, dict) else _MISSING
+
+
+def _refilled(live: dict[Any, Any], filled: dict[Any, Any]) -> dict[Any, Any]:
+    live.clear()
+    live.update(filled)
+    return live
+
+
+def _array(live: Any, value: Tensor) -> Any:
+    """Return the array, in its old memory if this fits; a number of numpy has no dimension."""
+    saved = value.numpy()
+    if isinstance(live, np.ndarray) and (live.shape, live.dtype) == (saved.shape, saved.dtype):
+        if not live.flags.writeable:
+            return saved.copy()
+        live[...] = saved
+        return live
+    return saved.copy() if saved.ndim or isinstance(live, np.ndarray) else saved[()]
+
+
+def _set_attribute(live: Any, name: str, value: Any) -> None:
+    try:
+        setattr(live, name, value)
+    except AttributeError:  # a frozen dataclass
+        object.__setattr__(live, name, value)
 
 
 def name_of(function: Any) -> str:
@@ -213,7 +362,7 @@ def _parts_of(function: Any) -> dict[str, Any]:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        if name in stored or type(value) not in _PLAIN:
+        if name in stored or not _is_number(value):
             found[f"variable {name}"] = value
     if function.__module__.partition(".")[0] == "torch":
         return found
@@ -273,7 +422,9 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _of_python(value: Any) -> bool:
-    bases = [base for base in type(value).__mro__ if base is not object]
+    bases = [base for base in type(value).__mro__ if base not in (object, types.SimpleNamespace)]
+    if isinstance(value, types.SimpleNamespace) and not bases:
+        return True
     return bool(bases) and all(
         base.__flags__ & _HEAP_TYPE and not base.__module__.startswith(("torch._C", "numpy"))
         for base in bases

@@ -7,6 +7,7 @@ group, for which rank 0 listens at MASTER_PORT.
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hpcrun.job.script.rank_words import knows_ranks
 
 _LISTENS = "0A"
 _LINES, _BYTES = 3, 1 << 16
-_NUMBER = re.compile(rb"\d\.\d")
+_NUMBER, _FIGURES = re.compile(rb"\d\.\d"), re.compile(rb"[-+]?\d[\d.e+-]*")
 
 
 class CopyWatch:
@@ -96,14 +97,19 @@ def is_listening(port: int) -> bool:
 
 
 def same_numbers(logs: Path, ranks: int) -> bool:
-    """Return True if all ranks have printed the same lines, and some of them have decimal numbers."""
+    """Return True if all ranks have printed the same lines, and a loop printed some of them with decimals.
+
+    The lines of a loop differ in their numbers only; those about versions and devices have other words.
+    """
     try:
         texts = [_printed(logs / f"rank-{rank:05d}.log") for rank in range(ranks)]
     except OSError:  # no log of a rank: nothing can be compared
         return False
     shortest = min(map(len, texts))
-    numbers = sum(bool(_NUMBER.search(line)) for line in texts[0][:shortest])
-    return numbers >= _LINES and all(text[:shortest] == texts[0][:shortest] for text in texts)
+    lines = {line for line in texts[0][:shortest] if _NUMBER.search(line)}
+    forms = Counter(_FIGURES.sub(b"0", line) for line in lines)
+    looped = max(forms.values(), default=0) >= _LINES
+    return looped and all(text[:shortest] == texts[0][:shortest] for text in texts)
 
 
 def _printed(log: Path) -> list[bytes]:

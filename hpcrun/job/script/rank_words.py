@@ -15,13 +15,14 @@ _MOST_FILES, _MOST_BYTES = 300, 1 << 20
 _KNOWS = re.compile(
     r"rank|world_?size|procid|nodeid|localid|\bpmi_|pmix|\bompi_|mpi4py|distributed|process_group|deepspeed"
     r"|\baccelerate\b|accelerator\(|lightning|\bfabric\b|horovod|colossalai|megatron|torchrun|\bray\b"
-    r"|\bdask\b|\bjax\b|tensorflow|trainingarguments|hostname|getpid|uuid|environ\.items|dict\(os\.environ\)",
+    r"|\bdask\b|\bjax\b|tensorflow|trainingarguments|hostname|getfqdn|platform\.node"
+    r"|uname\(|getpid|uuid|environ\.(?:items|copy)|\*\*os\.environ|dict\(os\.environ\)",
     re.IGNORECASE,
 )
 """Words of code that divides work between processes, or gives each process its own files."""
 _HIDES = re.compile(
     r"importlib|__import__|runpy|\bexec\(|subprocess|popen|os\.system|multiprocessing|\bspawn\b"
-    r"|\block|flock|filelock|sqlite|redis|optuna|\bqueue"
+    r"|\block|flock|filelock|sqlite|redis|optuna|\bqueue|\bagent\("
 )
 """Words of code that runs other code, or that takes its work from a list that several processes share."""
 _TRAINS = re.compile(r"\.backward\(|\.fit\(|optim")

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from hpcrun.run.files import intact_lines, parse_line
 
 NO_STEP = -1
+_STEPS = 2.0**63
+"""Steps in a table are below this number."""
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
 # Each column is a dataset, whose head takes half a kilobyte.
@@ -163,6 +165,7 @@ class _Columns:
                 self._note(key, at[numbers], values if one is None else one, found)
 
     def _note(self, key: str, at: NDArray[np.int64], values: Any, kinds: set[type]) -> None:
+        key = key or "_"  # numpy gives a field without a name another one
         if key not in self._parts and len(self._parts) == MOST_COLUMNS:
             self._cut.add(f"columns beyond {MOST_COLUMNS} are dropped")
             return
@@ -214,7 +217,10 @@ def _numbers(values: Any, kinds: set[type]) -> NDArray[Any] | None:
         with suppress(OverflowError):
             return np.array(values, np.int64)
     # null, which marks a value that is not finite, becomes NaN.
-    return np.array(values, np.float64) if kinds <= {int, float, bool, NoneType} else None
+    if kinds <= {int, float, bool, NoneType}:
+        with suppress(OverflowError):
+            return np.array(values, np.float64)
+    return None
 
 
 def _texts(values: Iterable[Any]) -> tuple[NDArray[Any], bool]:
@@ -286,6 +292,14 @@ def _without_gaps(restart: NDArray[Any]) -> NDArray[Any]:
     return filled
 
 
+def step_at_end(lines: ParsedLines) -> int | None:
+    """Return the step of the last row, or None if it has none."""
+    steps = lines.columns.get("step")
+    if steps is None or steps.dtype.kind not in "iuf" or not np.abs(steps[-1]) < _STEPS:
+        return None
+    return int(steps[-1])
+
+
 def summary_of(lines: ParsedLines) -> list[tuple[Any, ...]]:
     """Return a row of the table ``summary`` for each metric, without the run."""
     keep = counted(lines.columns, lines.rows)
@@ -319,7 +333,7 @@ def _steps(lines: ParsedLines) -> NDArray[Any]:
     if steps is None or steps.dtype.kind not in "iuf":
         return np.arange(lines.rows)
     if steps.dtype.kind == "f":
-        return np.where(np.isfinite(steps), steps, NO_STEP).astype(np.int64)
+        return np.where(np.abs(steps) < _STEPS, steps, NO_STEP).astype(np.int64)
     return steps
 
 

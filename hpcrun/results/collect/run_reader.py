@@ -24,6 +24,7 @@ from hpcrun.results.collect.columns import (
     parse_lines,
     parse_rows,
     read_lines,
+    step_at_end,
     structured,
     summary_of,
 )
@@ -298,10 +299,8 @@ def facts_of(
 
 def last_step(lines: ParsedLines, result: dict[str, Any]) -> int:
     """Return the last logged step, or that of the result; -1 if neither has one."""
-    steps = lines.columns.get("step")
-    if steps is not None and steps.dtype.kind in "iuf" and np.isfinite(steps[-1]):
-        return int(steps[-1])
-    return _whole(result.get("steps", result.get("step")))
+    found = step_at_end(lines)
+    return _whole(result.get("steps", result.get("step"))) if found is None else found
 
 
 def _text_of(value: Any) -> str:

@@ -8,20 +8,20 @@ A file lacks the random generators of the ranks other than 0, buffers that diffe
 between the calls of an accumulation. A folder of checkpoints has them.
 """
 
-import pickle
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.state import capture
-from hpcrun.checkpoint.state.compatibility import require_same_model
+from hpcrun.checkpoint.state.compatibility import require_same_kind, require_same_model
+from hpcrun.checkpoint.state.hook_state import hooks_of
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.errors import CheckpointError
@@ -32,6 +32,11 @@ from hpcrun.train.step.precision import StepResult
 SUFFIXES = (".pt", ".pth")
 
 _OPTIONAL = ("optimizer", "scheduler")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("optimizer_state_dict", "scheduler_state_dict", "scaler_state_dict"), dict),
+    **dict.fromkeys(("ema", "metadata"), dict),
+    "step": int | float | torch.Tensor,
+}
 
 
 def is_file_form(where: Any) -> bool:
@@ -48,12 +53,12 @@ def require_file_form(model: nn.Module, *, sharded: bool) -> None:
     remedy = "save to a folder, a path without .pt or .pth"
     if sharded:
         raise UserError(f"a checkpoint file cannot hold the shards of FSDP's ranks; {remedy}")
-    hooks = getattr(model, "_comm_hooks", []) if isinstance(model, DistributedDataParallel) else []
-    for _, state in hooks:
-        if state is not None and not isinstance(state, dist.ProcessGroup):
+    for hook in hooks_of([model]):
+        if hook.take() is not None:
+            kept = hook.name if hook.state is None else type(hook.state).__name__
             raise UserError(
                 "a checkpoint file cannot hold the state that a communication hook has on each rank "
-                f"({type(state).__name__}); {remedy}"
+                f"({kept}); {remedy}"
             )
 
 
@@ -94,7 +99,7 @@ def write_file(
         content[f"{name}_state_dict"] = None if part is None else part.state_dict()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, 0o666) as draft:
+        with replacing(path, 0o666) as draft, _checksums():
             torch.save(content, draft)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         line = f"{path}: {one_line(error)}"
@@ -107,13 +112,14 @@ def read_file(path: Path) -> dict[str, Any]:
     """Return the content of a file, with its tensors on the CPU.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or has no ``model_state_dict``.
+        CheckpointError: the file is missing or damaged, has no ``model_state_dict``, or a key of it has
+            another type.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: there is no such file; check the path") from error
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # damaged bytes may mean any instruction to the unpickler
         raise CheckpointError(
             f"{path}: not a checkpoint that torch.load(weights_only=True) reads: {one_line(error)}"
         ) from error
@@ -122,7 +128,43 @@ def read_file(path: Path) -> dict[str, Any]:
             f"{path}: the file has no key model_state_dict; load its weights with "
             "trainer.module.load_state_dict()"
         )
+    for key, kinds in _KINDS.items():
+        if not isinstance(content.get(key), kinds | None):
+            raise CheckpointError(
+                f"{path}: {key} is a {type(content[key]).__name__}, which is not what hpcrun saves there; "
+                "remove the key from the file"
+            )
+    weights = content["model_state_dict"]
+    wrong = next((name for name in weights if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path}: model_state_dict has the key {wrong!r}, which is no text")
+    if "ranks" in content:
+        _require_intact(path)
     return content
+
+
+@contextlib.contextmanager
+def _checksums() -> Iterator[None]:
+    """Let torch write the checksum of each tensor, which a program may have switched off."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+def _require_intact(path: Path) -> None:
+    """Raise CheckpointError if a checksum in the file is wrong; ``torch.load`` reads no checksum."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            wrong = archive.testzip()
+    except Exception as error:  # as in read_file()
+        wrong = one_line(error)
+    if wrong is not None:
+        raise CheckpointError(
+            f"{path}: the file is damaged (the checksum of {wrong} is wrong); load an older file"
+        )
 
 
 def apply_file(
@@ -151,8 +193,13 @@ def apply_file(
         part, saved = getattr(state, name), content.get(f"{name}_state_dict")
         if part is not None and saved:
             try:
+                if name == "optimizer":
+                    for old, new in zip(saved["param_groups"], part.param_groups, strict=False):
+                        require_same_kind(old, new, part)
                 part.load_state_dict(saved)
-            except (ValueError, KeyError, TypeError) as error:
+            except CheckpointError:
+                raise
+            except Exception as error:  # the optimizer may be the user's
                 raise CheckpointError(
                     f"{path}: the state of the {name} does not fit: {one_line(error)}"
                 ) from error
@@ -166,17 +213,29 @@ def apply_file(
     if state.averages is not None:
         averages, saved = state.averages.tensors(), content.get("ema") or {}
         with torch.no_grad():
-            for name in averages.keys() & saved.keys():
+            fits = {
+                name
+                for name in averages.keys() & saved.keys()
+                if _same(averages[name], saved[name])
+            }
+            for name in fits:
                 averages[name].copy_(saved[name])
-        state.averages.restart(averages.keys() - saved.keys())
+        state.averages.restart(averages.keys() - fits)
     if content.get("ranks") == ranks == 1 and content.get("generators"):
-        notes += capture.apply_rank(content["generators"])
+        try:
+            notes += capture.apply_rank(content["generators"])
+        except Exception as error:  # each generator refuses in its own way
+            notes.append(f"the random generators of the file do not fit: {one_line(error)}")
     elif ranks > 1:
         notes.append(
             "the file has no random generators of the ranks; a folder of checkpoints has them"
         )
     extra = {"extra": content.get("extra") or {}}
     return Restored(step, extra, None, dict(content.get("metadata") or {}), tuple(notes), step)
+
+
+def _same(here: torch.Tensor, saved: Any) -> bool:
+    return isinstance(saved, torch.Tensor) and saved.shape == here.shape
 
 
 def numbers(value: Any) -> Any:

@@ -52,6 +52,9 @@ def folder(tmp_path: Path) -> Path:
         (TRAINS + "from lightning import Trainer\n", True),
         (TRAINS + "import unheard_of\n", None),
         (TRAINS + "import filelock\n", None),
+        (TRAINS + "import wandb\nwandb.agent('sweep', train)\n", None),
+        (TRAINS + "import os\nown = {**os.environ}\n", True),
+        (TRAINS + "import platform\nout = platform.node()\n", True),
         ("print(1)\n", None),
         ("print(\n", None),
     ],
@@ -121,6 +124,11 @@ def test_equal_numbers_of_all_ranks_mean_copies(
         assert capfd.readouterr().err == ""
         watch.look(ended=True)
         assert capfd.readouterr().err.count(LINE) == lines
+    about = "torch 2.6.0\ncuda 12.4\npython 3.11\ndriver 550.54\nloss 0.5\nloss 0.5\nloss 0.5\n"
+    for log in (first, second):
+        log.write_text(about)
+    assert not same_numbers(folder, 2)
+    first.write_text(losses)
     second.write_text(losses.replace("loss 0", "loss 1"))
     assert not same_numbers(folder, 2)
     second.write_text("")
