@@ -15,7 +15,9 @@ rest=()
 while [ $# -gt 0 ]; do
     case "$1" in
         -h | --help) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        --num_gpus | --num-gpus) gpus=${2:?--num_gpus needs a number}; shift ;;
+        --num_gpus | --num-gpus)
+            if [ $# -lt 2 ]; then echo "hpcrun: --num_gpus needs a number, such as --num_gpus 4" >&2; exit 2; fi
+            gpus=$2; shift ;;
         --num_gpus=* | --num-gpus=*) gpus=${1#*=} ;;
         --) rest+=("$@"); break ;;
         *) rest+=("$1") ;;

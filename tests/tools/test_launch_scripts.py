@@ -76,3 +76,12 @@ def test_an_option_that_cannot_work_is_one_line(
     (told,) = done.stderr.splitlines()
     assert told.startswith(f"hpcrun: {line}")
     assert not [*tmp_path.iterdir()]
+
+
+def test_an_option_without_its_number_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(TOOLS / "train_dist_torchrun.sh"), "--num_gpus"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "hpcrun: --num_gpus needs a number, such as --num_gpus 4\n"

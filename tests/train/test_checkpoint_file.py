@@ -154,6 +154,18 @@ def test_a_failed_save_keeps_the_old_file(tmp_path, capsys):
     assert "the checkpoint of step 0 was not saved: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["a.ckpt", "a.pth.tar", "a.bin"])
+def test_the_suffix_of_another_file_is_refused(tmp_path, name):
+    """A folder is collective: a call on rank 0 only, which means a file, would wait for ever."""
+    made = make()
+    for call in (made.save_checkpoint, made.load_checkpoint):
+        with pytest.raises(UserError, match=f"{name}: a checkpoint file ends in .pt or .pth"):
+            call(tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / name).mkdir()
+    assert made.save_checkpoint(tmp_path / name, 0).ok
+
+
 @ranks(2)
 def test_rank_0_writes_the_file_and_all_ranks_load_it(rank, tmp_path):
     def wrapped(seed=0, **options):

@@ -45,6 +45,10 @@ def trainer(rank, hook):
     )
 
 
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
 def overflowing(model, batch):
     return loss(model, batch) * torch.inf
 
@@ -75,6 +79,25 @@ def test_two_interruptions_of_a_trainer_change_no_bit(rank, tmp_path, phase):
             assert all(p.isfinite().all() for p in made.module.parameters())
             assert made.scaler.get_scale() > 1024.0
     assert len({*ends.values()}) == len(ends)
+
+
+@ranks(2, 2)
+def test_a_hook_gets_its_state_by_a_load_before_the_wrapping(rank, tmp_path, phase):
+    """Of an argument, and of a wrapper that the program has made."""
+    for own in (False, True):
+        made, folder = trainer(rank, "powersgd"), tmp_path / str(own)
+        if phase == 0:
+            advance(made, rank, 0, 5)
+            assert made.save_checkpoint(folder, 5).ok
+            continue
+        wrapper = made.model
+        made = DistributedAMPTrainer(
+            wrapper if own else backwards(), sgd, amp=FP16, distributed=made.distributed,
+            device="cpu", **({} if own else {"comm_hook": "powersgd", **OPTIONS}),
+        )  # fmt: skip
+        assert made.load_checkpoint(folder).step == 5
+        assert (made.wrap_model() is wrapper) == own
+        advance(made, rank, 5, 6)
 
 
 def squares(model, inputs):
@@ -124,7 +147,7 @@ def test_a_hook_without_ddp_is_refused(options, part):
     distributed = DistributedConfig(world_size=2, rank=0, num_gpus_per_node=2)
     with pytest.raises(ValueError, match=part) as refused:
         DistributedAMPTrainer(
-            nn.Linear(2, 2), torch.optim.SGD, distributed=distributed, device="cpu", **options
+            nn.Linear(2, 2), sgd, distributed=distributed, device="cpu", **options
         )
     assert len(str(refused.value).splitlines()) == 1
 

@@ -59,13 +59,18 @@ def test_a_config_in_second_place_makes_adamw():
         ({"config": {"dtype": "bf16"}}, r"is an AMPConfig, such as .*, not a dict"),
         ({"optimizer": sgd, "learning_rate": 0.1}, "set lr in your optimizer"),
         ({"optimizer": "adamw"}, "an AMPConfig, an optimizer, or a function .*, not a str"),
+        ({"optimizer": torch.optim.SGD}, r"lambda model: SGD\(model.parameters\(\), .* of a class"),
+        ({"learning_rate": "1e-4"}, "learning_rate='1e-4' is not a number from 0 on"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0 is not a number from 0 on"),
+        ({"device_ids": [0]}, r"device_ids=\[0\]: this process sees no GPU; omit device_ids"),
         ({"accumulation_steps": 0}, "accumulation_steps=0 is not a whole number from 1 on"),
         ({"parallel": "DDP"}, 'not one of single, dp, ddp, fsdp; write "ddp"'),
         ({"parallel": "bogus"}, "'bogus' is not one of single, dp, ddp, fsdp; use one of"),
         ({"parallel": "dp", "rank": 0, "world_size": 2}, "dp works in one process only"),
     ],
 )
-def test_contradicting_arguments_are_refused(given, line):
+def test_contradicting_arguments_are_refused(given, line, monkeypatch):
+    monkeypatch.setattr(accelerator, "count", lambda: 0)
     with pytest.raises(ValueError, match=line):
         DistributedAMPTrainer(seeded(), **{"optimizer": None, **given})
 
@@ -104,16 +109,22 @@ def test_wrap_model_takes_the_model_or_another_model_before():
         DistributedAMPTrainer(model, sgd(model)).wrap_model(other)
 
 
-def test_gradient_checkpointing_is_turned_on_before_the_wrapping():
-    made = DistributedAMPTrainer(seeded(), sgd)
-    made.enable_gradient_checkpointing()
-    made.training_step((X, Y), loss)
-    names = [type(block).__name__ for block in made.module.blocks]
-    assert set(names) == {"CheckpointWrapper"}
-    # The recomputation passes through the blocks again, and the root counts its passes once.
-    assert made.module.passes == 1
-    with pytest.raises(UserError, match=r"already wrapped; call it before wrap_model\(\)"):
+def test_gradient_checkpointing_is_turned_on_before_the_first_step():
+    for kind in (DistributedAMPTrainer, AMPTrainer):
+        made, plain = kind(seeded(), sgd, device="cpu"), kind(seeded(), sgd, device="cpu")
         made.enable_gradient_checkpointing()
+        for trainer in (made, plain):
+            trainer.training_step((X, Y), loss)
+        names = [type(block).__name__ for block in made.module.blocks]
+        assert set(names) == {"CheckpointWrapper"}
+        # The recomputation passes through the blocks again, and the root counts its passes once.
+        assert made.module.passes == 1
+        assert torch.equal(flat(made.module), flat(plain.module))
+        for late in (made, plain):
+            with pytest.raises(
+                UserError, match=r"training has begun.* before .*first training step"
+            ):
+                late.enable_gradient_checkpointing()
 
 
 class Loses(nn.Module):

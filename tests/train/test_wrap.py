@@ -97,7 +97,14 @@ def test_ddp_and_fsdp_give_the_weights_of_the_whole_batch(rank):
         weights.append(torch.cat([p.detach().flatten() for p in full]))
     for other in weights[:-1]:
         torch.testing.assert_close(other, weights[-1])
-    assert isinstance(hpcrun.wrap_model_ddp(Net()), DistributedDataParallel)
+    replicated, sharded = hpcrun.wrap_model_ddp(Net()), hpcrun.wrap_model_fsdp(Net())
+    assert isinstance(replicated, DistributedDataParallel)
+    assert hpcrun.wrap_model_ddp(replicated, rank) is replicated
+    assert hpcrun.wrap_model_fsdp(sharded) is sharded
+    with pytest.raises(hpcrun.UserError, match=r"wrap_model_ddp\(\): the model is sharded already"):
+        hpcrun.wrap_model_ddp(sharded)
+    with pytest.raises(hpcrun.UserError, match=r"wrap_model_fsdp\(\): the model is in DDP"):
+        hpcrun.wrap_model_fsdp(replicated)
     agreed([value.sum().item() for value in weights])
     assert gathered(list(hpcrun.DistributedSampler(9, 4))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert dist.get_world_size() == 2

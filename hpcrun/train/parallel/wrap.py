@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,7 +24,8 @@ from hpcrun.train.parallel.strategies import copy_from_rank_zero
 def wrap_model_ddp(model: nn.Module, device: torch.device | str | int | None = None) -> nn.Module:
     """Return ``model`` in ``DistributedDataParallel``; on one process, return it unchanged. Collective.
 
-    Call :func:`hpcrun.setup_distributed` first, and ``torch.compile`` afterwards.
+    Call :func:`hpcrun.setup_distributed` first, and ``torch.compile`` afterwards. A model that is in
+    ``DistributedDataParallel`` already is returned as it is.
 
     Args:
         model: the model; it moves to ``device``.
@@ -33,9 +34,15 @@ def wrap_model_ddp(model: nn.Module, device: torch.device | str | int | None = N
 
     Raises:
         RuntimeError: the launcher started several ranks, and there is no process group.
+        UserError: the model is sharded.
     """
-    if not _several():
+    if not _several() or isinstance(model, DistributedDataParallel):
         return model
+    if _sharded(model):
+        raise UserError(
+            "wrap_model_ddp(): the model is sharded already by FSDP; give it the plain model, or use one of "
+            "wrap_model_ddp and wrap_model_fsdp"
+        )
     place = next((p.device for p in model.parameters()), torch.device("cpu"))
     if isinstance(device, int):
         place = accelerator.device(device) if accelerator.count() else torch.device("cpu")
@@ -52,7 +59,8 @@ def wrap_model_fsdp(model: nn.Module, auto_wrap_policy: Policy | None = None) ->
     optimizer afterwards: the parameters are replaced. All ranks get the weights of rank 0.
 
     A file that rank 0 writes from ``state_dict()`` has the shards of rank 0 only, and the other ranks refuse
-    to load it. Save with :class:`hpcrun.Checkpointer` or :func:`hpcrun.resumable`.
+    to load it. Save with :class:`hpcrun.Checkpointer` or :func:`hpcrun.resumable`. A model that is sharded
+    already is returned as it is.
 
     Args:
         model: the model, on the CPU or the device of this rank.
@@ -67,10 +75,16 @@ def wrap_model_fsdp(model: nn.Module, auto_wrap_policy: Policy | None = None) ->
         RuntimeError: the launcher started several ranks, and there is no process group.
         TypeError: the policy is neither a number nor a function.
         ValueError: the number is below 1.
-        UserError: torch cannot shard the model; the text has the reason and the remedy.
+        UserError: torch cannot shard the model, or it is in another wrapper, or a part of it is sharded
+            already; the text has the reason and the remedy.
     """
-    if not _several():
+    if not _several() or isinstance(model, FSDPModule):
         return model
+    if _sharded(model) or isinstance(model, DistributedDataParallel):
+        found = (
+            "a part of the model is sharded already" if _sharded(model) else "the model is in DDP"
+        )
+        raise UserError(f"wrap_model_fsdp(): {found}; give it the plain model")
     unfit, remedy = unshardable(model)
     if unfit is not None:
         raise UserError(f"wrap_model_fsdp(): FSDP cannot shard the model: {unfit}; {remedy}")
@@ -104,6 +118,10 @@ def _refuse_other_shards(module: nn.Module, state: Mapping[str, Any], *_: Any) -
                 "has the shards of one rank, so a file of rank 0 is no checkpoint; save and load on all "
                 "ranks with hpcrun.Checkpointer, hpcrun.resumable or torch.distributed.checkpoint"
             )
+
+
+def _sharded(model: nn.Module) -> bool:
+    return any(isinstance(value, DTensor) for value in model.parameters())
 
 
 def _several() -> bool:

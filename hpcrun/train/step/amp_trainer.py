@@ -14,7 +14,9 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
+from hpcrun.errors import UserError
 from hpcrun.train.data.micro_batches import MicroBatches
+from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel.given_wrapper import require_one_process
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
 from hpcrun.train.step.accumulation import Accumulation
@@ -116,6 +118,7 @@ class AMPTrainer(TrainerCheckpoints):
         self._ema = ema
         self._average: WeightAverage | None = None
         self._weights: Sequence[Weight] = ()
+        self._checkpoints_activations = False
         self._engines: dict[Path, CheckpointEngine] = {}
 
     @property
@@ -145,6 +148,20 @@ class AMPTrainer(TrainerCheckpoints):
         """
         self._require_final_parameters()
         return self._strategy.whole(self.module, self.device)
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations in the backward pass, to save memory (``torch.utils.checkpoint``).
+
+        Raises:
+            UserError: the training has begun, or the model has no blocks; the text has the remedy.
+        """
+        if self.steps or not self.accumulation.begins or self._checkpoints_activations:
+            raise UserError(
+                "enable_gradient_checkpointing: the training has begun, or it was called before; call it "
+                "once, before the first training step"
+            )
+        prepare(self.module, Preparation(checkpointing="full"))
+        self._checkpoints_activations = True
 
     @property
     def optimizer(self) -> Optimizer:

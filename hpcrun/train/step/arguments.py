@@ -1,6 +1,7 @@
 """The arguments of a trainer: its precision, its optimizer and its schedule."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,8 @@ def optimizer_and_precision(
         learning_rate: of AdamW; None: 1e-3.
 
     Raises:
-        ValueError: two precisions, a learning rate for an optimizer that has one, or another type.
+        ValueError: two precisions, a learning rate for an optimizer that has one, a rate below 0, or another
+            type.
     """
     if isinstance(optimizer, AMPConfig):
         config, optimizer = _only_one(optimizer, config), None
@@ -38,11 +40,19 @@ def optimizer_and_precision(
         raise ValueError(
             f"the precision is an AMPConfig, such as AMPConfig(dtype='bf16'), not a {type(chosen).__name__}"
         )
+    rate = learning_rate
+    if rate is not None and not (isinstance(rate, int | float) and 0 <= rate < math.inf):
+        raise ValueError(f"learning_rate={rate!r} is not a number from 0 on")
     if optimizer is None:
         return adamw(_LEARNING_RATE if learning_rate is None else learning_rate), chosen
     if learning_rate is not None:
         raise ValueError(
             "learning_rate is for the AdamW of a trainer without an optimizer; set lr in your optimizer"
+        )
+    if isinstance(optimizer, type) and optimizer.__module__.startswith("torch.optim."):
+        raise ValueError(
+            f"give an optimizer, or a function that makes it: lambda model: {optimizer.__name__}("
+            "model.parameters(), lr=1e-3), instead of a class"
         )
     if not isinstance(optimizer, Optimizer) and not callable(optimizer):
         raise ValueError(

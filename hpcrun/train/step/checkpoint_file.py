@@ -31,6 +31,8 @@ from hpcrun.train.step.precision import StepResult
 
 SUFFIXES = (".pt", ".pth")
 
+_OF_OTHER_FILES = (".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".safetensors")
+
 _OPTIONAL = ("optimizer", "scheduler")
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("optimizer_state_dict", "scheduler_state_dict", "scaler_state_dict"), dict),
@@ -40,12 +42,22 @@ _KINDS: dict[str, Any] = {
 
 
 def is_file_form(where: Any) -> bool:
-    """Return True for the path of a checkpoint file; False for a folder, or an engine."""
-    return (
-        isinstance(where, str | Path)
-        and Path(where).suffix in SUFFIXES
-        and not Path(where).is_dir()
-    )
+    """Return True for the path of a checkpoint file; False for a folder, or an engine.
+
+    Raises:
+        UserError: the path has the suffix of another file. A folder of this name would be collective, and a
+            program that means a file calls it on rank 0 only, which would wait for the other ranks.
+    """
+    if not isinstance(where, str | Path) or Path(where).is_dir():
+        return False
+    suffix = Path(where).suffix
+    if suffix in _OF_OTHER_FILES:
+        stem = str(where).removesuffix(suffix).removesuffix(".pth").removesuffix(".pt")
+        raise UserError(
+            f"{where}: a checkpoint file ends in .pt or .pth, and a folder of checkpoints has no suffix of a "
+            f"file; use {stem}.pth or {stem}"
+        )
+    return suffix in SUFFIXES
 
 
 def require_file_form(model: nn.Module, *, sharded: bool) -> None:

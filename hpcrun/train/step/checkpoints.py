@@ -83,9 +83,9 @@ class TrainerCheckpoints(ABC):
         Raises:
             CheckpointError: on all ranks, if the folder holds steps of another training, which
                 :meth:`load_checkpoint` did not load.
-            UserError: a file cannot hold the state: shards of FSDP, the state of a communication hook, or
-                gradients between the calls of an accumulation; a folder without the optimizer; or FSDP
-                between the calls of an accumulation.
+            UserError: the path has the suffix of another file, such as ``.ckpt``. Or a file cannot hold the
+                state: shards of FSDP, the state of a communication hook, or gradients between the calls of an
+                accumulation. A folder without the optimizer. Or FSDP between the calls of an accumulation.
             RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
         """
         step = self.steps if step is None else step

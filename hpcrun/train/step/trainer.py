@@ -3,9 +3,10 @@
 AMPTrainer and DistributedAMPTrainer also work in your own loop; hpcrun's loop uses only their public methods.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.hook_state import HookStates, kept_hooks
 from hpcrun.checkpoint.state.training import RankPart
@@ -34,6 +37,7 @@ from hpcrun.train.parallel.given_wrapper import unwrapped
 from hpcrun.train.parallel.strategies import Strategy
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.arguments import MakeOptimizer
+from hpcrun.train.step.checkpoint_file import is_file_form
 from hpcrun.train.step.precision import LossFunction, StepResult, to_device
 
 __all__ = ["AMPTrainer", "DistributedAMPTrainer", "LossFunction", "StepResult"]
@@ -114,16 +118,21 @@ class DistributedAMPTrainer(AMPTrainer):
             learning_rate: as for :class:`AMPTrainer`.
 
         Raises:
-            ValueError: ``distributed`` and one of rank, world_size, backend and device_ids; another value of
-                ``parallel``; ``single`` or ``dp`` with several ranks; an optimizer of parameters that FSDP
-                will replace; a ``comm_hook`` without DDP; a model that is sharded, or in a wrapper that the
-                other arguments contradict.
+            ValueError: ``distributed`` and one of rank, world_size, backend and device_ids; ``device_ids``
+                without a GPU; another value of ``parallel``; ``single`` or ``dp`` with several ranks; an
+                optimizer of parameters that FSDP will replace; a ``comm_hook`` without DDP; a model that is
+                sharded, or in a wrapper that the other arguments contradict.
             ClusterError: the launcher's variables are missing or contradict each other (without
                 ``distributed``).
         """
         self._devices = None if parallel != "dp" or not device_ids else tuple(device_ids)
         if self._devices:
             device_ids = self._devices[:1]
+        elif device_ids and not accelerator.count():
+            raise ValueError(
+                f"device_ids={list(device_ids)}: this process sees no GPU; omit device_ids to train on the "
+                "CPU, or check CUDA_VISIBLE_DEVICES and the build of torch"
+            )
         # An explicit world size of 1 is intended: each rank may train its own small model.
         given = (rank, world_size, backend, device_ids)
         if distributed is None and any(value is not None for value in given):
@@ -240,14 +249,24 @@ class DistributedAMPTrainer(AMPTrainer):
         Call it before :meth:`wrap_model`. ``preparation=Preparation(checkpointing=...)`` has more choices.
 
         Raises:
-            UserError: the model is already wrapped.
+            UserError: the model is already wrapped, or the training has begun.
         """
-        if self._wrapped:
+        if self._wrapped or self._buckets_final:
             raise UserError(
-                "enable_gradient_checkpointing: the model is already wrapped; call it before wrap_model() "
-                "and the first training step"
+                "enable_gradient_checkpointing: the training has begun; call it before wrap_model() and the "
+                "first training step"
             )
         self._preparation = replace(self._preparation, checkpointing="full")
+
+    def load_checkpoint(
+        self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
+    ) -> Restored | None:
+        """Restore as :meth:`AMPTrainer.load_checkpoint`; with communication hooks, wrap first. Collective."""
+        hooks = self._compression.hook != "none" or self._given is not None
+        if hooks and not self._wrapped and dist.is_initialized() and not is_file_form(where):
+            # A folder has the state of the hooks, which the wrapped model gets.
+            self.wrap_model()
+        return super().load_checkpoint(where, skip)
 
     def control_group(self) -> Any:
         """Return a CPU process group for decisions and checkpoints, apart from the gradients' collectives.
