@@ -82,7 +82,7 @@ def test_two_interruptions_of_a_trainer_change_no_bit(rank, tmp_path, phase):
 
 
 @ranks(2, 2)
-def test_a_hook_gets_its_state_by_a_load_before_the_wrapping(rank, tmp_path, phase):
+def test_a_load_before_the_wrapping_restores_the_hook(rank, tmp_path, phase):
     """Of an argument, and of a wrapper that the program has made."""
     for own in (False, True):
         made, folder = trainer(rank, "powersgd"), tmp_path / str(own)
