@@ -261,7 +261,19 @@ class DistributedAMPTrainer(AMPTrainer):
     def load_checkpoint(
         self, where: Path | str | CheckpointEngine, skip: Collection[int] = ()
     ) -> Restored | None:
-        """Restore as :meth:`AMPTrainer.load_checkpoint`; with communication hooks, wrap first. Collective."""
+        """Restore as :meth:`AMPTrainer.load_checkpoint`; with communication hooks, wrap first. Collective.
+
+        Args:
+            where: a folder of checkpoints, a ``.pt`` or ``.pth`` file, or an engine made for a folder.
+            skip: steps of the folder to ignore.
+
+        Returns:
+            As :meth:`AMPTrainer.load_checkpoint`.
+
+        Raises:
+            CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
+            RuntimeError: the parallelism is FSDP, and ``wrap_model()`` was not called.
+        """
         hooks = self._compression.hook != "none" or self._given is not None
         if hooks and not self._wrapped and dist.is_initialized() and not is_file_form(where):
             # A folder has the state of the hooks, which the wrapped model gets.
