@@ -60,7 +60,7 @@ def test_a_rate_is_scaled_with_the_number_of_ranks():
     assert scaled_lr(0.1, 16, "none") == scaled_lr(0.1, 1) == 0.1
     for arguments, part in (
         ((0.1, 4, "square"), "use linear, sqrt or none"),
-        ((0.1, 0), "1 or more"),
+        ((0.1, 0), "a number above 0"),
     ):
         with pytest.raises(ValueError, match=part):
             scaled_lr(*arguments)
