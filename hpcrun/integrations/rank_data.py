@@ -209,7 +209,7 @@ def require_own_samples(same: Sequence[Pass]) -> str | None:
             f"{name}: the first batch of the iterable dataset is the same on all {size} ranks, so they would "
             "compute the same gradients; give each rank its part of the data, such as "
             f"itertools.islice(samples, rank, None, {size}), or pass same_samples=True to "
-            "hpcrun.resumable() if the ranks shall read the same samples"
+            "hpcrun.resumable() if the ranks must read the same samples"
         )
     if same[0].whole and len({(one.whole, one.samples) for one in same}) == 1 and same[0].samples:
         return (
