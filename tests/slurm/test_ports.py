@@ -57,9 +57,8 @@ def test_the_ephemeral_range_is_the_kernels(tmp_path: Path) -> None:
 def test_a_port_is_free_until_someone_listens_and_again_after(
     listener: str, free_port: int
 ) -> None:
-    with socket.socket() as server:
-        server.bind((listener, free_port))
-        server.listen(1)
+    # create_server reuses the address: a connection of an earlier test may still wait in TIME_WAIT.
+    with socket.create_server((listener, free_port)):
         assert not is_free("", free_port)
         assert not is_free("127.0.0.1", free_port)
     assert is_free("", free_port)

@@ -16,8 +16,8 @@ import signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
 signal.signal(signal.SIGINT, signal.default_int_handler)
-print(worker.pid, flush=True)
 try:
+    print(worker.pid, flush=True)
     time.sleep(3600)
 except KeyboardInterrupt:
     print("summary")
