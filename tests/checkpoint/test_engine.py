@@ -124,7 +124,7 @@ def test_tensors_of_another_shape_are_refused_but_not_damage(tmp_path):
     assert single_rank.save(single_rank.engine(root, "7-0"), 1).ok
     with pytest.raises(
         CheckpointError,
-        match=r"step 1: rank 0 .*: model/b: \(7,\) in the checkpoint, but \(3,\) here",
+        match=r"step 1 in .*: rank 0 .*: model/b: \(7,\) in the checkpoint, but \(3,\) here",
     ):
         single_rank.engine(root, "7-1").restore(lambda *_: {"model": {"b": torch.zeros(3)}})
 
@@ -134,7 +134,7 @@ def test_an_error_of_loading_here_is_not_damage(root):
     for step in (1, 2):
         assert single_rank.save(saving, step).ok
     with pytest.raises(
-        CheckpointError, match=r"step 2: rank 0 .* cannot be loaded here: MemoryError: too much"
+        CheckpointError, match=r"step 2 in .*: rank 0 .* cannot be loaded here: MemoryError: too much"
     ):
         single_rank.engine(root, "7-1").restore(out_of_memory)
     single_rank.require_state(single_rank.restored(root), 2)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcrun.network import probes as node
 from hpcrun.network.gpu_probes import product, read_gpus
 from hpcrun.network.probes import (
     Answer,
@@ -23,6 +24,7 @@ from hpcrun.network.probes import (
     probes,
     room,
 )
+from tests.pages import code_blocks
 
 GIB = 1 << 30
 
@@ -205,6 +207,28 @@ def test_the_report_has_lines_for_checks_and_bad_nodes() -> None:
         "warn     limits  n2: few; raise it",
         "pass     space   enough",
     ]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "preflight.md"
+
+
+def test_the_probe_of_the_page_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = code_blocks(PAGE.read_text(), "python")
+    monkeypatch.setattr(node, "_PROBES", {})
+    exec(example, dict(vars(node)))
+    assert [one.words for one in node._PROBES["swap"].function(Needs())]
+
+
+# The probes of gpu_probes read GPUs or an image, or import torch, and have their own tests.
+OF_THE_NODE = [name for name, one in probes().items() if one.function.__module__ == node.__name__]
+
+
+@pytest.mark.parametrize("name", OF_THE_NODE)
+def test_each_probe_of_the_node_answers_here(name: str, tmp_path: Path) -> None:
+    needs = Needs(gpus=0, run=str(tmp_path), hosts=["localhost"])
+    found = list(probes()[name].function(needs))
+    # The MTU of loopback is of no interest.
+    assert found or name == "mtu"
 
 
 # No process may write a byte into a file.

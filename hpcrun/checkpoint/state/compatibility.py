@@ -18,7 +18,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.index import TensorEntry
 
 KERNELS = ("fused", "foreach")
-_OPTIONS = "resume with the same model options"
+_OPTIONS = "resume with the same model options, or give this training its own folder"
 # Keys that schedulers add to an optimizer's groups.
 _SCHEDULED = ("initial_lr", "min_lr", "max_lr", "base_momentum", "max_momentum", "swa_lr")
 _EXTRA_STATE = "_extra_state"
