@@ -134,7 +134,8 @@ def test_an_error_of_loading_here_is_not_damage(root):
     for step in (1, 2):
         assert single_rank.save(saving, step).ok
     with pytest.raises(
-        CheckpointError, match=r"step 2 in .*: rank 0 .* cannot be loaded here: MemoryError: too much"
+        CheckpointError,
+        match=r"step 2 in .*: rank 0 .* cannot be loaded here: MemoryError: too much",
     ):
         single_rank.engine(root, "7-1").restore(out_of_memory)
     single_rank.require_state(single_rank.restored(root), 2)
