@@ -216,7 +216,7 @@ def test_the_probe_of_the_page_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     (example,) = code_blocks(PAGE.read_text(), "python")
     monkeypatch.setattr(node, "_PROBES", {})
     exec(example, dict(vars(node)))
-    assert [one.words for one in node._PROBES["swap"].function(Needs())]
+    assert [one.words for one in probes()["swap"].function(Needs())]
 
 
 # The probes of gpu_probes read GPUs or an image, or import torch, and have their own tests.
