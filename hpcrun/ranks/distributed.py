@@ -28,6 +28,10 @@ from hpcrun.ranks.launchers import (
 Backend = Literal["nccl", "gloo"]
 
 _BY_HAND = ("RANK", "WORLD_SIZE")
+_NUMBERS = (
+    *("world_size", "rank", "local_rank", "master_port", "num_nodes", "node_rank"),
+    *("num_gpus_per_node", "bucket_mb", "restart_count"),
+)
 
 
 class DistributedConfig(BaseModel):
@@ -82,6 +86,14 @@ class DistributedConfig(BaseModel):
     @classmethod
     def _completed(cls, values: Any) -> Any:
         return completed(values) if isinstance(values, dict) else values
+
+    @field_validator(*_NUMBERS, mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any) -> Any:
+        # Python's True is the number 1, so `world_size: true` would train one rank.
+        if isinstance(value, bool):
+            raise ValueError(f"should be a number, not {str(value).lower()}")
+        return value
 
     @field_validator("launch_method", mode="before")
     @classmethod

@@ -1,5 +1,6 @@
 """The arguments of the trainers, in the forms that PyTorch programs write, and their refusals."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -214,3 +215,19 @@ def test_dp_trains_as_one_process(capsys, monkeypatch):
     assert torch.equal(
         flat(several.module), flat(trained("single", lambda: Loses(lambda value: value)).module)
     )
+
+
+def test_several_ranks_with_a_trainer_for_one_get_a_line(monkeypatch):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for ranks_of, lines in (("0022", 1), ("1122", 0), ("0011", 0)):
+        for name, value in zip(names, ranks_of, strict=True):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", "29500")
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            AMPTrainer(seeded(), sgd, device="cpu")
+            DistributedAMPTrainer(seeded(), sgd)
+        assert len(seen) == lines
+        assert all("the job has 2 ranks, so each rank trains a sep" in str(x.message) for x in seen)
+        assert all(x.filename == __file__ for x in seen)

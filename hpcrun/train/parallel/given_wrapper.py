@@ -1,10 +1,16 @@
 """A model that the program has wrapped or sharded itself, given to a trainer of many ranks."""
 
+import os
+import warnings
+
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from hpcrun.errors import ClusterError
+from hpcrun.ranks.launchers import read_placement
 
 
 def unwrapped(
@@ -59,3 +65,17 @@ def require_one_process(model: nn.Module) -> None:
                 f"the model is in DistributedDataParallel over {found} ranks, and AMPTrainer is for one "
                 "process; use DistributedAMPTrainer"
             )
+
+
+def warn_of_copies() -> None:
+    """Warn on rank 0 if a launcher has started several ranks: each of them would train its own model."""
+    try:
+        placement = read_placement(os.environ)
+    except ClusterError:  # a trainer of one process needs no rank
+        return
+    if placement.world_size > 1 and placement.rank == 0:
+        warnings.warn(
+            f"AMPTrainer trains in this process only; the job has {placement.world_size} ranks, so each "
+            "rank trains a separate model; use DistributedAMPTrainer for one model on all ranks",
+            stacklevel=4,
+        )

@@ -17,7 +17,7 @@ from hpcrun.devices.accelerator import default_device
 from hpcrun.errors import UserError
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.prepare import Preparation, prepare
-from hpcrun.train.parallel.given_wrapper import require_one_process
+from hpcrun.train.parallel.given_wrapper import require_one_process, warn_of_copies
 from hpcrun.train.parallel.strategies import NOTHING, Strategy
 from hpcrun.train.step.accumulation import Accumulation
 from hpcrun.train.step.arguments import (
@@ -412,6 +412,7 @@ class AMPTrainer(TrainerCheckpoints):
             self._average.update()
 
     def _choose_strategy(self) -> Strategy:
+        warn_of_copies()
         return Strategy()
 
     def _require_final_parameters(self) -> None:
