@@ -62,6 +62,11 @@ class Stop:
             notes: as for :meth:`hpcrun.StopAgreement.exchange`.
         """
         report(steps)
+        if taken := STOP.take_over():
+            self.say(
+                f"the program has set a handler of {', '.join(taken)} after the call of hpcrun; the handler "
+                "runs after the save of a stop, on all ranks; set it before the call"
+            )
         return self._agreement.exchange(steps, STOP.reason, notes)
 
     def notes(self, *, wait: bool = False) -> list[int]:

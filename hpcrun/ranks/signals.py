@@ -7,6 +7,7 @@ of a signal ends the process.
 import inspect
 import os
 import signal
+import threading
 from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
@@ -66,6 +67,21 @@ class StopFlag:
                 self._replaced[number] = before
         # slurmstepd sends SIGCONT before SIGTERM; submitit would write to its log inside a handler.
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
+
+    def take_over(self) -> list[str]:
+        """Replace handlers that were set after :meth:`install`, and return the names of their signals.
+
+        A program's own handler would hide the signal, and the run would end without a save. Outside of the
+        main thread, which alone may set handlers, the list is empty.
+        """
+        # None: a handler that C code has set.
+        others = [
+            number for number in _REASONS if signal.getsignal(number) not in (self._remember, None)
+        ]
+        if not others or threading.current_thread() is not threading.main_thread():
+            return []
+        self.install()
+        return [signal.Signals(number).name for number in others]
 
     def take_interrupt(self) -> None:
         """Handle SIGINT like SIGTERM: Ctrl-C in torchrun's terminal reaches every rank.

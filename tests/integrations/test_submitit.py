@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 
+import pytest
 import submitit
 import torch.distributed as dist
 from submitit.core.submission import process_job
@@ -12,7 +13,7 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import STOP, StopFlag, StopReason
-from tests.on_ranks import forked
+from tests.on_ranks import forked, ranks
 from tests.train.forks import fork_ranks
 
 from . import loops
@@ -98,3 +99,22 @@ def test_only_the_handlers_of_the_program_are_called():
     assert agreement.exchange(1, STOP.reason) is StopReason.TERMINATE
     agreement.hand_over()
     assert called == [(True, signal.SIGUSR2), (True, signal.SIGTERM)]
+
+
+@ranks(1)
+def test_a_handler_that_is_set_later_runs_after_the_save(tmp_path):
+    seen = []
+
+    def interrupt(steps):
+        if steps == 2:
+            signal.signal(
+                signal.SIGTERM, lambda *_: seen.append((tmp_path / "step-000000004").exists())
+            )
+        if steps == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        loops.classic(tmp_path, interrupt, workers=0, wrap="plain")
+    assert (ended.value.code, seen) == (75, [True])
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert (STOP.take_over(), STOP.take_over()) == (["SIGUSR1"], [])
