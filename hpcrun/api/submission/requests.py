@@ -1,0 +1,88 @@
+"""The requests of a batch script that a user wrote: its ``#SBATCH`` lines as options of ``hpcrun submit``."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpcrun.api.submission.checks.launchers import program_of
+from hpcrun.config import Config, Job, submit_options
+from hpcrun.config.slurm_options import parse_options
+from hpcrun.job.script.starters import read_script
+
+_LINE = re.compile(r"#SBATCH\s+(.*)")
+# Options of sbatch for which hpcrun has another name, or which it sets itself.
+_OWN = {
+    **{"nodes": "nodes", "gpus-per-node": "gpus", "job-name": "name", "time": "time"},
+    **{option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch},
+}
+_DROPPED = frozenset({"output", "error", "open-mode", "requeue", "signal", "input", "export"})
+_TASKS = ("ntasks-per-node", "tasks-per-node", "gpus-per-task", "ntasks")
+
+
+def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
+    """Return the options of ``hpcrun submit`` for the ``#SBATCH`` lines in the text of a script.
+
+    Args:
+        config: requests that it has already are left out.
+    """
+    items = [found[1] for line in text.splitlines() if (found := _LINE.match(line))]
+    asked, rest = dict[str, str](), list[str]()
+    tasks = ""
+    for option in parse_options("sbatch", items):
+        value = option.value or ""
+        if option.name in _OWN:
+            asked[_OWN[option.name]] = value
+        elif option.name == "gres" and value.startswith("gpu"):
+            asked["gpus"] = value.removeprefix("gpu").lstrip(":") or "1"
+        elif option.name in ("ntasks-per-node", "tasks-per-node"):
+            tasks = value
+        elif option.name not in (*_DROPPED, *_TASKS):
+            rest.append(option.text)
+    if tasks and "gpus" not in asked:
+        asked["gpus"] = tasks
+    if config is not None:
+        values = {**config.job.model_dump(), "name": config.name}
+        asked = {key: value for key, value in asked.items() if not _has(values.get(key), value)}
+        rest = [one for one in rest if one not in config.job.sbatch_args]
+    return asked | ({"sbatch_args": ", ".join(rest)} if rest else {})
+
+
+def submit_words(requests: Mapping[str, str]) -> Sequence[str]:
+    """Return the words of a command line for ``requests``."""
+    words = []
+    for key, value in requests.items():
+        if key == "sbatch_args":
+            words.append(shlex.quote(f"job.sbatch_args=[{value}]"))
+        else:
+            words.append(
+                f"--{key.replace('_', '-')} {shlex.quote(value) if value else ''}".rstrip()
+            )
+    return words
+
+
+def _has(own: object, asked: str) -> bool:
+    if own is True:
+        return asked == ""
+    text = str(own)
+    # Slurm reads 02:00:00 and 2:00:00 alike.
+    return text == asked or (":" in text and text.lstrip("0") == asked.lstrip("0"))
+
+
+def how_to_submit(script: Path) -> str:
+    """Return how to submit the file ``script``, which stands where overrides do."""
+    name = shlex.quote(str(script))
+    program = f"python {name}"
+    if script.suffix != ".py":
+        text = read_script(script)
+        asked = submit_words(requests_in(text))
+        if asked:
+            words = " ".join([*asked, "--", program_of(text) or "COMMAND"])
+            return (
+                f"a batch script is for sbatch: sbatch {name}; hpcrun writes its own, from the words: hpcrun "
+                f"submit {words}"
+            )
+        program = name if os.access(script, os.X_OK) else f"bash {name}"
+        program = program if "/" in program or program.startswith("bash ") else f"./{program}"
+    return f"a program to run comes after `--`: -- {program}"
