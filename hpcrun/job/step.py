@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from hpcrun import slurm
-from hpcrun.config import Config
+from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
@@ -39,7 +39,7 @@ from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
-from hpcrun.run.attempt import IN_PLACE, JOB_NAME
+from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
@@ -307,6 +307,8 @@ def start_ranks(
     # srun sets SLURM_JOB_NAME to the name of the step.
     named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
     env = {**job.env, **named, IN_PLACE: str(attempt.in_place)}
+    if not own_script:
+        env[TASKS] = str(_tasks(config.job, environ))
     if not job.cpu:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
@@ -334,6 +336,17 @@ def start_ranks(
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return RanksEnd(exit_codes.FAILED)
+
+
+def _tasks(job: Job, environ: Mapping[str, str]) -> int:
+    """Return the number of tasks that a step of the job has by its config.
+
+    Args:
+        environ: the environment of the step's srun; with a range of nodes, its nodes count.
+    """
+    given = environ.get("SLURM_JOB_NUM_NODES", "")
+    nodes = int(given) if job.elastic and given.isdecimal() else job.max_nodes
+    return nodes * job.tasks_on_node
 
 
 def _kill_ranks(nodes: JobNodes, step: int) -> None:

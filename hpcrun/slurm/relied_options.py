@@ -137,8 +137,9 @@ RULES: Sequence[Rule] = (
     Rule(
         ["overcommit"],
         SBATCH,
-        "Slurm would ignore the number of tasks per node",
+        "without exclusive nodes, Slurm ignores the number of tasks per node",
         "use --cpus-per-task",
+        refused=False,
     ),
     Rule(
         ["array"],

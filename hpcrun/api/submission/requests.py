@@ -18,6 +18,10 @@ _OWN = {
     **{option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch},
 }
 _DROPPED = frozenset({"output", "error", "open-mode", "requeue", "signal", "input", "export"})
+_INTERPRETERS = {
+    **{".py": "python", ".pl": "perl", ".R": "Rscript", ".r": "Rscript", ".jl": "julia"},
+    **{".rb": "ruby", ".js": "node", ".lua": "lua", ".sh": "bash", ".bash": "bash"},
+}
 _TASKS = ("ntasks-per-node", "tasks-per-node", "gpus-per-task", "ntasks")
 
 
@@ -27,7 +31,8 @@ def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
     Args:
         config: requests that it has already are left out.
     """
-    items = [found[1] for line in text.splitlines() if (found := _LINE.match(line))]
+    lines = [found[1] for line in text.splitlines() if (found := _LINE.match(line))]
+    items = [word for line in lines for word in _words(line)]
     asked, rest = dict[str, str](), list[str]()
     tasks = ""
     for option in parse_options("sbatch", items):
@@ -39,7 +44,7 @@ def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
         elif option.name in ("ntasks-per-node", "tasks-per-node"):
             tasks = value
         elif option.name not in (*_DROPPED, *_TASKS):
-            rest.append(option.text)
+            rest.append(f"--{option.name}={value}" if value else f"--{option.name}")
     if tasks and "gpus" not in asked:
         asked["gpus"] = tasks
     if config is not None:
@@ -47,6 +52,13 @@ def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
         asked = {key: value for key, value in asked.items() if not _has(values.get(key), value)}
         rest = [one for one in rest if one not in config.job.sbatch_args]
     return asked | ({"sbatch_args": ", ".join(rest)} if rest else {})
+
+
+def _words(line: str) -> Sequence[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # an open quote
+        return line.split()
 
 
 def submit_words(requests: Mapping[str, str]) -> Sequence[str]:
@@ -73,16 +85,15 @@ def _has(own: object, asked: str) -> bool:
 def how_to_submit(script: Path) -> str:
     """Return how to submit the file ``script``, which stands where overrides do."""
     name = shlex.quote(str(script))
-    program = f"python {name}"
-    if script.suffix != ".py":
-        text = read_script(script)
-        asked = submit_words(requests_in(text))
-        if asked:
-            words = " ".join([*asked, "--", program_of(text) or "COMMAND"])
-            return (
-                f"a batch script is for sbatch: sbatch {name}; hpcrun writes its own, from the words: hpcrun "
-                f"submit {words}"
-            )
-        program = name if os.access(script, os.X_OK) else f"bash {name}"
-        program = program if "/" in program or program.startswith("bash ") else f"./{program}"
+    text = read_script(script)
+    asked = requests_in(text)
+    if asked:
+        words = " ".join([*submit_words(asked), "--", program_of(text) or "COMMAND"])
+        return (
+            f"a batch script is for sbatch: sbatch {name}; hpcrun writes its own, from the words: hpcrun "
+            f"submit {words}"
+        )
+    program = f"{_INTERPRETERS.get(script.suffix, 'bash')} {name}"
+    if script.suffix not in _INTERPRETERS and os.access(script, os.X_OK):
+        program = name if "/" in name else f"./{name}"
     return f"a program to run comes after `--`: -- {program}"

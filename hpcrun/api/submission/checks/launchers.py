@@ -41,6 +41,9 @@ def nested_steps(submission: Submission) -> Iterator[Finding]:
         return
     options, program = _split(found.words)
     shares = any(option.name == "overlap" for option in parse_options("srun", options))
+    shares = shares or "SLURM_OVERLAP" in " ".join(
+        [*submission.config.command, *submission.config.job.env]
+    )
     if shares and submission.copies == 1:
         return
     what = (

@@ -28,7 +28,9 @@ def beyond_the_partition(submission: Submission) -> Iterator[Finding]:
         near = difflib.get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         listed = ", ".join(known[:_SHOWN]) + (" …" if len(known) > _SHOWN else "")
-        yield Finding(f"Slurm lists no {name}; {meant}There are: {listed}", "job.partition")
+        yield Finding(
+            f"Slurm lists no partition {name}; {meant}there are: {listed}", "job.partition"
+        )
     partitions = partitions_for(job, offer)
     if missing or not partitions:
         return
@@ -85,8 +87,8 @@ def _of_a_node(
         if job.gpus > cpus:
             remedy = f"use --gpus {cpus}, or fewer"
         yield Finding(
-            f"{asked} CPUs per node ({job.gpus} ranks) are more than a node of {place} has, {cpus}, so the "
-            f"job may never start; {remedy}",
+            f"{asked} CPUs per node, for {job.gpus} rank{'s' * (job.gpus > 1)}, are more than a node of "
+            f"{place} has, {cpus}, so the job may never start; {remedy}",
             "job.cpus_per_task" if job.cpus_per_task else "job.gpus",
         )
     memory = max(node.memory for node in nodes)
