@@ -54,6 +54,9 @@ def script_yaml(config: Config) -> str:
     """Return the part of a config with a command that a script uses, and what differs from the defaults.
 
     Secrets are masked, as for a screen.
+
+    Args:
+        config: a config with a command.
     """
     values, plain = masked_values(config.model_dump()), Config().model_dump()
     shown: dict[str, Any] = {}

@@ -18,7 +18,7 @@ Remedy = str | Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptionRule:
     """Options that hpcrun sets itself, or relies on.
 
     Attributes:
@@ -60,10 +60,10 @@ def objections(program: Program, items: Sequence[str]) -> list[Objection]:
     return found
 
 
-def _rule_of(program: Program, name: str) -> Rule | None:
+def _rule_of(program: Program, name: str) -> OptionRule | None:
     rules = [rule for rule in RULES if program in rule.programs]
     exact = next((rule for rule in rules if name in rule.names), None)
-    if exact is not None or len(name) < 3:
+    if exact is not None or len(name) < 2:
         return exact
     # Several options begin so; another version of Slurm may know only this one of them.
     return next((rule for rule in rules for one in rule.names if one.startswith(name)), None)
@@ -106,27 +106,27 @@ def _export_remedy(value: str) -> str:
 _NO_OUTPUT = "hpcrun reads the output of the ranks in the run's own logs"
 _PRINTS = "the program would print a text, and start nothing"
 
-RULES: Sequence[Rule] = (
-    Rule(
+RULES: Sequence[OptionRule] = (
+    OptionRule(
         ["signal"],
         BOTH,
         "hpcrun's own signal before the time limit starts the last save and the requeue",
         _signal_remedy,
     ),
-    Rule(
+    OptionRule(
         ["time"],
         SBATCH,
         "hpcrun checks the time limit against job.signal_lead",
         _flag("time"),
     ),
-    Rule(
+    OptionRule(
         ["time"],
         SRUN,
         "the ranks would end at this limit without a save and a requeue",
         _flag("time"),
     ),
-    Rule(["nodes"], BOTH, "hpcrun sets the number of nodes", _flag("nodes")),
-    Rule(
+    OptionRule(["nodes"], BOTH, "hpcrun sets the number of nodes", _flag("nodes")),
+    OptionRule(
         [
             *("ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu", "ntasks-per-tres"),
         ],
@@ -134,40 +134,42 @@ RULES: Sequence[Rule] = (
         "hpcrun sets the number of tasks, which are the ranks",
         _RANKS,
     ),
-    Rule(
+    OptionRule(
         ["overcommit"],
         SBATCH,
         "without exclusive nodes, Slurm ignores the number of tasks per node",
         "use --cpus-per-task",
         refused=False,
     ),
-    Rule(
+    OptionRule(
         ["array"],
         SBATCH,
         "an array would start the same run several times in parallel",
         "submit several runs with --sweep KEY=VALUES",
     ),
-    Rule(
+    OptionRule(
         ["output", "error"],
         SBATCH,
         "hpcrun reads Slurm's messages in the run's own log",
         "remove the option",
     ),
-    Rule(["output", "error"], SRUN, _NO_OUTPUT, "remove the option; `hpcrun logs` shows them"),
-    Rule(
+    OptionRule(
+        ["output", "error"], SRUN, _NO_OUTPUT, "remove the option; `hpcrun logs` shows them"
+    ),
+    OptionRule(
         ["open-mode"],
         SBATCH,
         "a restart would erase the log of the earlier starts",
         "remove the option",
         fits=lambda value: (value or "").lower() in ("a", "append"),
     ),
-    Rule(
+    OptionRule(
         ["clusters", "cluster"],
         BOTH,
         "a job goes to the cluster of the host that submits it",
         "submit from a login host of the other cluster (--host HOST)",
     ),
-    Rule(
+    OptionRule(
         ["no-requeue"],
         SBATCH,
         "Slurm does not start the job again after the loss of its first node; other restarts become new "
@@ -175,118 +177,118 @@ RULES: Sequence[Rule] = (
         "for fewer restarts use restarts.crash=0, restarts.preemption=0 and the like",
         refused=False,
     ),
-    Rule(
+    OptionRule(
         ["exclude"],
         SBATCH,
         "would replace hpcrun's list of nodes that failed",
         _flag("exclude"),
     ),
-    Rule(
+    OptionRule(
         ["wait"],
         SBATCH,
         "the submission would wait for the end of the job",
         "use --follow",
     ),
-    Rule(
+    OptionRule(
         ["quiet"],
         SBATCH,
         "sbatch would not print the job's number, which hpcrun needs",
         "remove the option",
     ),
-    Rule(["test-only"], BOTH, "Slurm would start nothing", "use --dry-run"),
-    Rule(["help", "usage", "version", "autocomplete"], BOTH, _PRINTS, "remove the option"),
-    Rule(["external"], SBATCH, "the job would start nothing", "remove the option"),
-    Rule(
+    OptionRule(["test-only"], BOTH, "Slurm would start nothing", "use --dry-run"),
+    OptionRule(["help", "usage", "version", "autocomplete"], BOTH, _PRINTS, "remove the option"),
+    OptionRule(["external"], SBATCH, "the job would start nothing", "remove the option"),
+    OptionRule(
         ["wrap"],
         SBATCH,
         "sbatch takes no script beside it",
         lambda value: f"write the command last: -- {value}".rstrip(),
     ),
-    Rule(
+    OptionRule(
         ["uid", "gid"],
         BOTH,
         "the job would belong to another user, who cannot write the run's files",
         "submit as that user",
     ),
-    Rule(
+    OptionRule(
         ["chdir"],
         BOTH,
         "does not move the ranks, which work in the folder of the submission",
         "submit from that folder",
         refused=False,
     ),
-    Rule(
+    OptionRule(
         ["no-kill"],
         BOTH,
         "hpcrun decides what the loss of a node ends",
         "remove the option",
         fits=lambda value: (value or "").lower() != "off",
     ),
-    Rule(
+    OptionRule(
         ["export"],
         SRUN,
         "the ranks need the variables of the batch script",
         _export_remedy,
         fits=_keeps_all,
     ),
-    Rule(
+    OptionRule(
         ["kill-on-bad-exit"],
         SRUN,
         "the other ranks would wait for a dead rank until the time limit",
         "remove the option",
         fits=lambda value: not _is_zero(value),
     ),
-    Rule(
+    OptionRule(
         ["wait"],
         SRUN,
         "srun would kill ranks that still save after the end of the first",
         "remove the option",
         fits=_is_zero,
     ),
-    Rule(
+    OptionRule(
         ["nodelist", "exclude", "relative", "nodefile"],
         SRUN,
         "hpcrun chooses the nodes of the ranks at each start",
         "use --exclude NODES, or --nodelist in job.sbatch_args",
     ),
-    Rule(
+    OptionRule(
         ["job-name"],
         SRUN,
         "hpcrun finds the ranks by the name of their step",
         "use --name, or --job-name in job.sbatch_args",
     ),
-    Rule(
+    OptionRule(
         ["jobid"],
         SRUN,
         "the ranks would start in another job",
         "remove the option",
     ),
-    Rule(
+    OptionRule(
         ["het-group", "pack-group"],
         SRUN,
         "a heterogeneous job is not supported",
         "request all nodes in one component",
     ),
-    Rule(
+    OptionRule(
         ["multi-prog"],
         SRUN,
         "srun would read hpcrun's interpreter as a list of programs",
         "start the programs by their rank in one script: -- bash ranks.sh",
     ),
-    Rule(["pty"], SRUN, _NO_OUTPUT, "remove the option; `hpcrun logs -f` follows them"),
-    Rule(
+    OptionRule(["pty"], SRUN, _NO_OUTPUT, "remove the option; `hpcrun logs -f` follows them"),
+    OptionRule(
         ["async"],
         SRUN,
         "srun would return before the ranks have started",
         "remove the option",
     ),
-    Rule(
+    OptionRule(
         ["external-launcher", "interactive", "no-allocate"],
         SRUN,
         "srun would not start a task per rank with the job's resources",
         "remove the option",
     ),
-    Rule(
+    OptionRule(
         ["bcast"],
         SRUN,
         "would start a copy of the interpreter, which finds no packages",

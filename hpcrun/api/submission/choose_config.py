@@ -129,7 +129,7 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     return [
         flag_layer({"name": (request.default_name, request.command_place)})
         if request.default_name
-        else flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        else flag_layer({"name": default_name(file, command, task, request.command_place)}),
         read_site(os.environ).defaults,
         flag_layer(of_slurm),
         *([] if profile is None else [profile_layer(profile)]),
@@ -175,7 +175,7 @@ def quickstart() -> Path:
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
-def _default_name(
+def default_name(
     file: Path | None, command: list[str], task: Any, command_place: str
 ) -> tuple[str, str]:
     if file is not None:

@@ -15,6 +15,7 @@ _LINE = re.compile(r"#SBATCH\s+(.*)")
 # Options of sbatch for which hpcrun has another name, or which it sets itself.
 _OWN = {
     **{"nodes": "nodes", "gpus-per-node": "gpus", "job-name": "name", "time": "time"},
+    "cpus-per-task": "cpus_per_task",
     **{option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch},
 }
 _DROPPED = frozenset({"output", "error", "open-mode", "requeue", "signal", "input", "export"})
@@ -48,9 +49,11 @@ def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
     if tasks and "gpus" not in asked:
         asked["gpus"] = tasks
     if config is not None:
-        values = {**config.job.model_dump(), "name": config.name}
+        job = config.job
+        typed = f"{job.gpu_type}:{job.gpus}" if job.gpu_type else job.gpus
+        values = {**job.model_dump(), "name": config.name, "gpus": typed}
         asked = {key: value for key, value in asked.items() if not _has(values.get(key), value)}
-        rest = [one for one in rest if one not in config.job.sbatch_args]
+        rest = [one for one in rest if one not in job.sbatch_args]
     return asked | ({"sbatch_args": ", ".join(rest)} if rest else {})
 
 

@@ -9,11 +9,11 @@ from hpcrun.api.submission.checks import (
     shell_text,
     slurm_options,
 )
-from hpcrun.api.submission.checks.finding import Finding, Submission
+from hpcrun.api.submission.checks.advice import Advice, Submission
 from hpcrun.config import ConfigError, Problem
 from hpcrun.printing import say_aside
 
-Check = Callable[[Submission], Iterable[Finding]]
+Check = Callable[[Submission], Iterable[Advice]]
 
 CHECKS: Sequence[Check] = (
     slurm_options.replaced_lines,
@@ -46,11 +46,11 @@ def check_submission(
     """
     problems = []
     for check in CHECKS:
-        for finding in check(submission):
-            key = "" if finding.key == "command" else finding.key
-            if finding.refused and not resumed:
-                problems.append(Problem(where(finding.key), key, finding.text))
+        for advice in check(submission):
+            key = "" if advice.key == "command" else advice.key
+            if advice.refused and not resumed:
+                problems.append(Problem(where(advice.key), key, advice.text))
             else:
-                say_aside(f"hpcrun: {key}{': ' if key else ''}{finding.text}")
+                say_aside(f"hpcrun: {key}{': ' if key else ''}{advice.text}")
     if problems:
         raise ConfigError(problems)

@@ -2,26 +2,27 @@
 
 from collections.abc import Iterator
 
-from hpcrun.api.submission.checks.finding import Finding, Submission
+from hpcrun.api.submission.checks.advice import Advice, Submission
 from hpcrun.config import Job, submit_options
 from hpcrun.config.fields import time_seconds
 from hpcrun.config.slurm_options import parse_options
 from hpcrun.slurm.relied_options import BOTH, objections
 
 
-def replaced_lines(submission: Submission) -> Iterator[Finding]:
+def replaced_lines(submission: Submission) -> Iterator[Advice]:
     """Find options that replace a line on which hpcrun relies."""
     for program in BOTH:
         key = f"job.{program}_args"
         for one in objections(program, getattr(submission.config.job, f"{program}_args")):
             text = f"{one.option.text!r}: {one.text}"
-            yield Finding(text, f"{key}.{one.option.item}", one.refused)
+            yield Advice(text, f"{key}.{one.option.item}", one.refused)
 
 
-def given_twice(submission: Submission) -> Iterator[Finding]:
+def given_twice(submission: Submission) -> Iterator[Advice]:
     """Find options of sbatch that replace the value of a key with an option of its own."""
     job = submission.config.job
     keys = {option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch}
+    keys["cpus-per-task"] = "cpus_per_task"
     refused = {one.option.name for one in objections("sbatch", job.sbatch_args)}
     for option in parse_options("sbatch", job.sbatch_args):
         key = keys.get(option.name)
@@ -30,13 +31,13 @@ def given_twice(submission: Submission) -> Iterator[Finding]:
         own = getattr(job, key)
         if own and str(own) != (option.value or "True"):
             flag = f"--{key.replace('_', '-')} {option.value or ''}".rstrip()
-            yield Finding(
+            yield Advice(
                 f"{option.text!r} replaces job.{key}={own}; give only one of them: {flag}",
                 f"job.sbatch_args.{option.item}",
             )
 
 
-def shortest_time(submission: Submission) -> Iterator[Finding]:
+def shortest_time(submission: Submission) -> Iterator[Advice]:
     """Find a ``--time-min`` with which Slurm may leave no time for the training."""
     job = submission.config.job
     for option in parse_options("sbatch", job.sbatch_args):
@@ -48,7 +49,7 @@ def shortest_time(submission: Submission) -> Iterator[Finding]:
             # Slurm refuses it.
             continue
         if least <= job.signal_lead:
-            yield Finding(
+            yield Advice(
                 f"{option.text!r}: Slurm may shorten the limit to {least} s, which is not longer than "
                 f"job.signal_lead ({job.signal_lead} s), the warning before it; allow more time",
                 f"job.sbatch_args.{option.item}",
