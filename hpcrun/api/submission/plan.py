@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hpcrun.api.submission.checks.advice import Submission
 from hpcrun.api.submission.checks.checklist import check_submission
+from hpcrun.api.submission.checks.concern import Submission
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
     choose_config,

@@ -15,8 +15,8 @@ from hpcrun.api.submission.checks import (
     shell_text,
     slurm_options,
 )
-from hpcrun.api.submission.checks.advice import Submission
 from hpcrun.api.submission.checks.checklist import check_submission
+from hpcrun.api.submission.checks.concern import Submission
 from hpcrun.config import Config, ConfigError
 
 RUN_SBATCH = """#!/bin/bash

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.submission.checks.advice import Submission
+from hpcrun.api.submission.checks.concern import Submission
 from hpcrun.api.submission.checks.limits import beyond_the_partition
 from hpcrun.config import Config
 from hpcrun.slurm.nodes import Offer, PartitionLimits, parse_nodes, parse_partitions

@@ -9,11 +9,11 @@ from hpcrun.api.submission.checks import (
     shell_text,
     slurm_options,
 )
-from hpcrun.api.submission.checks.advice import Advice, Submission
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import ConfigError, Problem
 from hpcrun.printing import say_aside
 
-Check = Callable[[Submission], Iterable[Advice]]
+Check = Callable[[Submission], Iterable[Concern]]
 
 CHECKS: Sequence[Check] = (
     slurm_options.replaced_lines,
@@ -46,11 +46,11 @@ def check_submission(
     """
     problems = []
     for check in CHECKS:
-        for advice in check(submission):
-            key = "" if advice.key == "command" else advice.key
-            if advice.refused and not resumed:
-                problems.append(Problem(where(advice.key), key, advice.text))
+        for concern in check(submission):
+            key = "" if concern.key == "command" else concern.key
+            if concern.refused and not resumed:
+                problems.append(Problem(where(concern.key), key, concern.text))
             else:
-                say_aside(f"hpcrun: {key}{': ' if key else ''}{advice.text}")
+                say_aside(f"hpcrun: {key}{': ' if key else ''}{concern.text}")
     if problems:
         raise ConfigError(problems)

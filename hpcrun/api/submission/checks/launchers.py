@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.api.submission.checks.advice import Advice, Submission
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config.slurm_options import joined_words, parse_options
 from hpcrun.job.script.starters import (
     JOB_STARTERS,
@@ -34,7 +34,7 @@ _COUNTS = {
 _PROGRAM = re.compile(r"(?:python(?:3(?:\.\d+)?)?|.*\.(?:py|sh))")
 
 
-def nested_steps(submission: Submission) -> Iterator[Advice]:
+def nested_steps(submission: Submission) -> Iterator[Concern]:
     """Find an srun in the command: it waits for the resources of the step in which it runs."""
     found = _starter(submission)
     if found is None or found.name not in STEP_STARTERS:
@@ -51,14 +51,14 @@ def nested_steps(submission: Submission) -> Iterator[Advice]:
         if shares
         else "an srun inside a step waits for the resources of this step"
     )
-    yield Advice(
+    yield Concern(
         f"{shlex.join(found.words)[:80]}: hpcrun starts the command with srun, once per rank; {what}; "
         f"write the command without srun: -- {program or 'COMMAND'}",
         refused=found.direct and not shares,
     )
 
 
-def nested_jobs(submission: Submission) -> Iterator[Advice]:
+def nested_jobs(submission: Submission) -> Iterator[Concern]:
     """Find an sbatch or salloc in the command: hpcrun would not see the job."""
     found = _starter(submission)
     if found is None or found.name not in JOB_STARTERS:
@@ -66,7 +66,7 @@ def nested_jobs(submission: Submission) -> Iterator[Advice]:
     _, program = _split(found.words)
     if found.name == "sbatch":
         program = started_by(submission, program) or "COMMAND"
-    yield Advice(
+    yield Concern(
         f"{shlex.join(found.words)[:80]}: each of the {submission.copies} tasks would submit a job that "
         "hpcrun neither watches nor restarts; hpcrun submits the job itself, so write the program after "
         f"`--`: -- {program or 'COMMAND'}",
@@ -74,13 +74,13 @@ def nested_jobs(submission: Submission) -> Iterator[Advice]:
     )
 
 
-def nested_mpi(submission: Submission) -> Iterator[Advice]:
+def nested_mpi(submission: Submission) -> Iterator[Concern]:
     """Find an mpirun that several tasks start."""
     found = _starter(submission)
     if found is None or found.name not in MPI_STARTERS or submission.copies == 1:
         return
     program = _from_program(found.words) or "COMMAND"
-    yield Advice(
+    yield Concern(
         f"{found.name} starts its own ranks, and each of the {submission.copies} tasks would start it; write "
         f"the command without {found.name}: -- {program} (with MPI: 'job.srun_args=[--mpi=pmi2]'), or give "
         "it one task: --nodes 1 --launcher none",
@@ -88,7 +88,7 @@ def nested_mpi(submission: Submission) -> Iterator[Advice]:
     )
 
 
-def separate_trainings(submission: Submission) -> Iterator[Advice]:
+def separate_trainings(submission: Submission) -> Iterator[Concern]:
     """Find a launcher of PyTorch that several tasks start, each for itself."""
     found, job = _starter(submission), submission.config.job
     if found is None or _launcher(found) is None or submission.copies == 1:
@@ -98,7 +98,7 @@ def separate_trainings(submission: Submission) -> Iterator[Advice]:
     launcher = "accelerate" if _launcher(found) == "accelerate" else "torchrun"
     script = _from_script(found.words) or "train.py"
     tasks = f"{submission.copies} tasks ({job.max_nodes} x {job.tasks_on_node})"
-    yield Advice(
+    yield Concern(
         f"{found.name} starts its own ranks, and each of the {tasks} would start it: "
         f"{submission.copies} separate trainings; `--launcher {launcher} -- {script}` starts one training "
         "over all nodes",
@@ -106,7 +106,7 @@ def separate_trainings(submission: Submission) -> Iterator[Advice]:
     )
 
 
-def other_counts(submission: Submission) -> Iterator[Advice]:
+def other_counts(submission: Submission) -> Iterator[Concern]:
     """Find a launcher with other numbers of nodes or ranks than the job."""
     command, job = submission.config.command, submission.config.job
     if job.launcher is not None:
@@ -128,7 +128,7 @@ def _unequal(
     *,
     direct: bool = False,
     set_by_hpcrun: bool = False,
-) -> Iterator[Advice]:
+) -> Iterator[Concern]:
     job = submission.config.job
     if job.elastic:
         return
@@ -142,19 +142,19 @@ def _unequal(
         if given is None or given == wanted:
             continue
         if set_by_hpcrun:
-            yield Advice(
+            yield Concern(
                 f"--{option} {given}: hpcrun passes --{option} {wanted} to {launcher}, from {flag}; remove "
                 "the option",
                 refused=True,
             )
         elif option == nodes:
-            yield Advice(
+            yield Concern(
                 f"--{option} {given}: {launcher} waits for {given} starts, but the job starts it "
                 f"{wanted} times; `--launcher torchrun -- train.py` with {flag} {given} sets both",
                 refused=direct and given > wanted,
             )
         else:
-            yield Advice(
+            yield Concern(
                 f"--{option} {given}: {launcher} starts {given} ranks there, but the job has {wanted} GPUs "
                 f"or CPUs for ranks ({flag}); use equal numbers"
             )

@@ -1,6 +1,6 @@
 """Check of a job's requests against the limits that the scheduler publishes.
 
-Its advice is never a refusal: a QOS may lift the limits of a partition, and a site may move jobs to another one.
+Nothing is refused here: a QOS may lift the limits of a partition, and a site may move jobs to another.
 sbatch itself refuses what it can never start.
 """
 
@@ -8,7 +8,7 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 
-from hpcrun.api.submission.checks.advice import Advice, Submission
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Job
 from hpcrun.slurm.launch.resources import partition_names, partitions_for
 from hpcrun.slurm.nodes import NodeResources, Offer, Partition
@@ -17,7 +17,7 @@ _SHOWN = 12
 _MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 
 
-def beyond_the_partition(submission: Submission) -> Iterator[Advice]:
+def beyond_the_partition(submission: Submission) -> Iterator[Concern]:
     """Find a partition that does not exist, and requests beyond the limits of all given partitions."""
     job, offer = submission.config.job, submission.offer
     if offer is None or not offer.partitions:
@@ -28,7 +28,7 @@ def beyond_the_partition(submission: Submission) -> Iterator[Advice]:
         near = difflib.get_close_matches(name, known, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
         listed = ", ".join(known[:_SHOWN]) + (" …" if len(known) > _SHOWN else "")
-        yield Advice(
+        yield Concern(
             f"Slurm lists no partition {name}; {meant}there are: {listed}", "job.partition"
         )
     partitions = partitions_for(job, offer)
@@ -42,7 +42,7 @@ def beyond_the_partition(submission: Submission) -> Iterator[Advice]:
         yield from _of_a_node(job, partitions, nodes)
 
 
-def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Advice]:
+def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Concern]:
     limits = [partition.max_seconds for partition in partitions]
     most = max((limit for limit in limits if limit is not None), default=0)
     asked = job.time_seconds
@@ -51,14 +51,14 @@ def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterato
     others = [
         one.name for one in offer.partitions if one.max_seconds is None or one.max_seconds >= asked
     ]
-    yield Advice(
+    yield Concern(
         f"{job.time} is more than the limit of {_names(partitions)}, {_clock(most)}, so the job may never "
         f"start; use --time {_clock(most)}{_or_partition(others)}",
         "job.time",
     )
 
 
-def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Advice]:
+def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Concern]:
     limits = [partition.max_nodes for partition in partitions]
     most = max((limit for limit in limits if limit is not None), default=0)
     asked = job.min_nodes + job.spares
@@ -68,7 +68,7 @@ def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterat
         one.name for one in offer.partitions if one.max_nodes is None or one.max_nodes >= asked
     ]
     spares = f" with {job.spares} spare nodes" if job.spares else ""
-    yield Advice(
+    yield Concern(
         f"{job.nodes}{spares} is more than a job can have in {_names(partitions)}, {most}, so the job may "
         f"never start; use --nodes {max(1, most - job.spares)}{_or_partition(others)}",
         "job.nodes",
@@ -77,7 +77,7 @@ def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterat
 
 def _of_a_node(
     job: Job, partitions: Sequence[Partition], nodes: Sequence[NodeResources]
-) -> Iterator[Advice]:
+) -> Iterator[Concern]:
     cpus, place = max(node.cpus for node in nodes), _names(partitions)
     limits = [partition.limits.max_cpus_per_node or cpus for partition in partitions]
     cpus = min(cpus, max(limits))
@@ -86,7 +86,7 @@ def _of_a_node(
         remedy = f"use --cpus-per-task {max(1, cpus // max(1, job.gpus))}"
         if job.gpus > cpus:
             remedy = f"use --gpus {cpus}, or fewer"
-        yield Advice(
+        yield Concern(
             f"{asked} CPUs per node, for {job.gpus} rank{'s' * (job.gpus > 1)}, are more than a node of "
             f"{place} has, {cpus}, so the job may never start; {remedy}",
             "job.cpus_per_task" if job.cpus_per_task else "job.gpus",
@@ -95,7 +95,7 @@ def _of_a_node(
     if job.mem is not None and memory > 1:
         number, unit = re.fullmatch(r"(\d+)([KMGT]?)", job.mem).groups()  # type: ignore[union-attr]
         if int(number) * _MIB[unit or "M"] > memory:
-            yield Advice(
+            yield Concern(
                 f"{job.mem} is more than a node of {place} has, {memory}M, so the job may never start; use "
                 f"--mem {memory}M or less",
                 "job.mem",

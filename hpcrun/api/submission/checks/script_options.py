@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hpcrun.api.submission.checks.advice import Advice, Submission
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Config, submit_options
 from hpcrun.job.script.command import script_of
 from hpcrun.job.script.rank_words import sources
@@ -13,7 +13,7 @@ _OF_THE_COMMAND = frozenset(
 )
 
 
-def options_of_hpcrun(submission: Submission) -> Iterator[Advice]:
+def options_of_hpcrun(submission: Submission) -> Iterator[Concern]:
     """Find options of hpcrun that are given to a Python script whose source does not name them.
 
     Silent if a source cannot be read: the script may have the option.
@@ -35,7 +35,7 @@ def options_of_hpcrun(submission: Submission) -> Iterator[Advice]:
     missing = [word for word in names if not re.search(_spelled(word), text, re.IGNORECASE)]
     if missing:
         options = " and ".join(dict.fromkeys(missing))
-        yield Advice(
+        yield Concern(
             f"{options} after `--` goes to {script}, which does not name it; write options of hpcrun before "
             f"`--`: hpcrun submit {missing[0]} … -- {' '.join(command[: command.index(script) + 1])}"
         )

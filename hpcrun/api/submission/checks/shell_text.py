@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.api.submission.checks.advice import Advice, Submission
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.api.submission.checks.launchers import program_of
 from hpcrun.api.submission.requests import requests_in, submit_words
 from hpcrun.job.script.starters import PYTHON, shell_program, without_wrappers
@@ -16,7 +16,7 @@ _HARMLESS = frozenset({"true", ":", "echo", "printf"})
 _STARTS_TRAINING = frozenset({"accelerate", "deepspeed", "torchrun"})
 
 
-def ignored_requests(submission: Submission) -> Iterator[Advice]:
+def ignored_requests(submission: Submission) -> Iterator[Concern]:
     """Find ``#SBATCH`` lines in a script that hpcrun starts: only sbatch reads them."""
     text = _text(submission)
     asked = requests_in(text or "", submission.config)
@@ -25,13 +25,13 @@ def ignored_requests(submission: Submission) -> Iterator[Advice]:
     words = " ".join(submit_words(asked))
     program = program_of(text or "")
     rest = f" -- {program}" if program else ""
-    yield Advice(
+    yield Concern(
         f"the #SBATCH lines of the script have no effect, because hpcrun submits a script of its own; "
         f"write: hpcrun submit {words}{rest}"
     )
 
 
-def hidden_exit_codes(submission: Submission) -> Iterator[Advice]:
+def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
     """Find a training whose exit code the shell replaces: hpcrun would take a crash for the end."""
     text = _text(submission)
     if text is None:
@@ -45,17 +45,17 @@ def hidden_exit_codes(submission: Submission) -> Iterator[Advice]:
         )
         shown = " ".join(words[:redirected])[:60]
         if operator in ("|", "|&") and not keeps:
-            yield Advice(
+            yield Concern(
                 f"{shown} {operator} …: the pipe hides the exit code, so a crash counts as a good end; put "
                 "`set -o pipefail;` in front (bash)"
             )
         elif operator == "||" and following in _HARMLESS:
-            yield Advice(
+            yield Concern(
                 f"{shown} || {following}: hides the exit code, so a crash counts as a good end; remove "
                 f"`|| {following}`"
             )
         elif operator == "&" and not re.search(r"\bwait\b", text):
-            yield Advice(
+            yield Concern(
                 f"{shown} &: the shell does not wait for it, so the run would end at once; remove the &"
             )
         else:

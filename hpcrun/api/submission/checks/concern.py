@@ -30,7 +30,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Concern:
     """Something in a submission that would not do what its user wants.
 
     Attributes:
