@@ -45,6 +45,7 @@ from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
+from hpcrun.slurm.own_script import restart_problems, script_text
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -172,6 +173,9 @@ def run_step(
     """
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
+    if own_script:
+        for line in restart_problems(script_text(os.getppid()), os.environ):
+            print(f"hpcrun: the batch script has {line}", flush=True)
     job = take_over_variables()
     again = note_begun(run)
     try:

@@ -129,9 +129,8 @@ def check(
     config: Config, executor: ExecutorName, layers: Sequence[Layer], *, resumed: bool = False
 ) -> None:
     """Print the lines of the checks of a submission; raises ConfigError if one refuses it."""
-    slurm = executor in ("slurm", "prepared")
     offer = cluster_offer(_PATIENCE) if executor == "slurm" else None
-    submission = Submission(config, Path.cwd(), slurm=slurm, offer=offer)
+    submission = Submission(config, Path.cwd(), offer)
     check_submission(submission, locate(layers), resumed=resumed)
 
 

@@ -14,13 +14,11 @@ class Submission:
     Attributes:
         config: the resolved config.
         folder: the working folder of the ranks.
-        slurm: True if the job goes to Slurm, False if it stays on this machine.
         offer: the nodes and partitions of the cluster; None if they are not known.
     """
 
     config: Config
     folder: Path = field(default_factory=Path.cwd)
-    slurm: bool = True
     offer: Offer | None = None
 
     @property
