@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcrun.api.places import runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
+from hpcrun.api.submission.requests import how_to_submit
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, submit_options
 from hpcrun.config.fields import Section
@@ -184,8 +185,8 @@ def _refuse_stray_files(overrides: list[str]) -> None:
             raise UserError(f"{word}: a task is named with its key: task={word}")
         if word.endswith((".yaml", ".yml", ".json")):
             raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
-        if word.endswith((".py", ".sh")):
-            raise UserError(f"{word}: a program to run comes after `--`: -- python {word}")
+        if word.endswith((".py", ".sh", ".bash", ".sbatch", ".slurm")) or Path(word).is_file():
+            raise UserError(f"{word}: {how_to_submit(Path(word))}")
 
 
 _MAX = 64

@@ -38,7 +38,14 @@ from hpcrun.config.training import (
     Train,
     Watch,
 )
-from hpcrun.config.writer import json_schema, masked, masked_values, masked_words, to_yaml
+from hpcrun.config.writer import (
+    json_schema,
+    masked,
+    masked_values,
+    masked_words,
+    script_yaml,
+    to_yaml,
+)
 
 __all__ = [
     "FSDP",
@@ -76,6 +83,7 @@ __all__ = [
     "read_site",
     "recorded",
     "resolve",
+    "script_yaml",
     "submit_options",
     "to_yaml",
     "training_differences",

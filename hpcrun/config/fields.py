@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
 )
 
 from hpcrun.config.problems import value_text
+from hpcrun.config.slurm_options import joined_words
 
 MASK = "***"
 """The text in place of a secret."""
@@ -166,33 +168,6 @@ def _check_option(option: str) -> str:
     return option
 
 
-def _check_sbatch_option(option: str) -> str:
-    _check_option(option)
-    if _gives(option, "array", "a"):
-        raise ValueError(
-            f"{value_text(option)}: an array would start the same run several times in parallel; "
-            "submit several runs with --sweep KEY=VALUES"
-        )
-    if _gives(option, "output", "o") or _gives(option, "error", "e"):
-        raise ValueError(
-            f"{value_text(option)}: hpcrun reads Slurm's messages in the run's own log; remove the option"
-        )
-    if _gives(option, "clusters", "M"):
-        raise ValueError(
-            f"{value_text(option)}: a job goes to the cluster of the host that submits it; submit from a "
-            "login host of the other cluster (--host HOST)"
-        )
-    return option
-
-
-def _gives(option: str, long: str, short: str = "") -> bool:
-    """Return True if the option of sbatch is ``--long`` or ``-short``, with or without a value."""
-    name = re.split(r"[=\s]", option, maxsplit=1)[0]
-    # sbatch accepts the first letters of a long option.
-    by_name = len(name) > 3 and f"--{long}".startswith(name)
-    return by_name or bool(short and option.startswith(f"-{short}"))
-
-
 def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
         raise ValueError(
@@ -334,8 +309,9 @@ Memory = Annotated[str, AfterValidator(_check_memory)]
 StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Interfaces = Annotated[Word, AfterValidator(_check_interface)]
-Option = Annotated[str, AfterValidator(_check_option)]
-SbatchOption = Annotated[str, AfterValidator(_check_sbatch_option)]
+_Option = Annotated[str, AfterValidator(_check_option)]
+SbatchOptions = Annotated[list[_Option], BeforeValidator(partial(joined_words, "sbatch"))]
+SrunOptions = Annotated[list[_Option], BeforeValidator(partial(joined_words, "srun"))]
 ShellText = Annotated[str, AfterValidator(_check_text)]
 Image = Annotated[str, AfterValidator(_check_image)]
 Mount = Annotated[str, AfterValidator(_check_mount)]

@@ -21,13 +21,13 @@ from hpcrun.config.fields import (
     Mount,
     NodeCount,
     NotNegative,
-    Option,
     Positive,
     RunName,
-    SbatchOption,
+    SbatchOptions,
     Section,
     Seed,
     ShellText,
+    SrunOptions,
     SubmitOption,
     TaskName,
     TimeLimit,
@@ -170,10 +170,10 @@ class Job(Section):
     env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
     )
-    sbatch_args: list[SbatchOption] = Field(
+    sbatch_args: SbatchOptions = Field(
         default=[], description="Further options for sbatch, one per item."
     )
-    srun_args: list[Option] = Field(
+    srun_args: SrunOptions = Field(
         default=[], description="Further options for srun, one per item."
     )
     image: Image | None = Field(

@@ -47,6 +47,31 @@ def to_yaml(config: Config, *, mask: bool = False) -> str:
     return dumped(masked_values(values) if mask else values)
 
 
+_OF_A_SCRIPT = ("name", "command", "job", "restarts")
+
+
+def script_yaml(config: Config) -> str:
+    """Return the part of a config with a command that a script uses, and what differs from the defaults.
+
+    Secrets are masked, as for a screen.
+
+    Args:
+        config: a config with a command.
+    """
+    values, plain = masked_values(config.model_dump()), Config().model_dump()
+    shown: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _OF_A_SCRIPT:
+            shown[key] = value
+        elif isinstance(value, dict):
+            own = {name: one for name, one in value.items() if one != plain[key].get(name)}
+            shown |= {key: own} if own else {}
+        elif value != plain[key]:
+            shown[key] = value
+    left = [key for key in values if key not in shown]
+    return f"{dumped(shown)}# defaults, which the script may read: {', '.join(left)}\n"
+
+
 def dumped(content: dict[str, Any]) -> str:
     """Return ``content`` as YAML text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from hpcrun import slurm
-from hpcrun.config import Config
+from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
@@ -39,12 +39,13 @@ from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
-from hpcrun.run.attempt import IN_PLACE, JOB_NAME
+from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
+from hpcrun.slurm.own_script import restart_problems, script_text
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
@@ -172,6 +173,9 @@ def run_step(
     """
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
+    if own_script:
+        for line in restart_problems(script_text(os.getppid()), os.environ):
+            print(f"hpcrun: the batch script has {line}", flush=True)
     job = take_over_variables()
     again = note_begun(run)
     try:
@@ -307,6 +311,8 @@ def start_ranks(
     # srun sets SLURM_JOB_NAME to the name of the step.
     named = {JOB_NAME: environ.get("SLURM_JOB_NAME", "")}
     env = {**job.env, **named, IN_PLACE: str(attempt.in_place)}
+    if not own_script:
+        env[TASKS] = str(_tasks(config.job, environ))
     if not job.cpu:
         env[GPU_JOB] = environ["SLURM_JOB_ID"]
     try:
@@ -334,6 +340,17 @@ def start_ranks(
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return RanksEnd(exit_codes.FAILED)
+
+
+def _tasks(job: Job, environ: Mapping[str, str]) -> int:
+    """Return the number of tasks that a step of the job has by its config.
+
+    Args:
+        environ: the environment of the step's srun; with a range of nodes, its nodes count.
+    """
+    given = environ.get("SLURM_JOB_NUM_NODES", "")
+    nodes = int(given) if job.elastic and given.isdecimal() else job.max_nodes
+    return nodes * job.tasks_on_node
 
 
 def _kill_ranks(nodes: JobNodes, step: int) -> None:

@@ -9,6 +9,9 @@ JOB_NAME = "HPCRUN_JOB_NAME"
 IN_PLACE = "HPCRUN_IN_PLACE"
 """The environment variable with the number of a rank's attempt among those of the same start of its job."""
 
+TASKS = "HPCRUN_TASKS"
+"""The environment variable with the number of tasks that the step of the ranks has by the config."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -50,6 +53,25 @@ def attempt_here(job: str, environ: Mapping[str, str]) -> Attempt:
     """Return the attempt of ``job`` that the process with this environment belongs to."""
     restarts, in_place = environ.get("SLURM_RESTART_COUNT"), environ.get(IN_PLACE)
     return Attempt(job, int(restarts or 0), int(in_place or 0))
+
+
+def other_tasks(environ: Mapping[str, str], started: int) -> str | None:
+    """Return the problem if Slurm has started another number of tasks than the config says.
+
+    An option of the site or the user may change the number; the ranks would then train other batches.
+
+    Args:
+        environ: that of a task; without `TASKS`, a person wrote the batch script and chose the number.
+        started: tasks of the step.
+    """
+    wanted = environ.get(TASKS, "")
+    if not wanted.isdecimal() or int(wanted) == started:
+        return None
+    return (
+        f"job.nodes, job.gpus: the job has {started} task{'s' * (started != 1)}, the config says {wanted} "
+        f"rank{'s' * (wanted != '1')}; remove what changes the number (an option of sbatch or srun, a "
+        "SLURM_ variable in job.setup), or change these keys"
+    )
 
 
 def numbers_of(attempt: Attempt) -> dict[str, str | int]:

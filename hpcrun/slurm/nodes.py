@@ -48,12 +48,18 @@ class PartitionLimits:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition; ``exclusive``: its jobs get whole nodes."""
+    """A partition.
+
+    ``exclusive``: its jobs get whole nodes. ``max_nodes``: the most nodes of a job, at most all of the
+    partition. ``max_seconds``: its time limit. None: no limit, or not known.
+    """
 
     name: str
     default: bool
     exclusive: bool
     limits: PartitionLimits
+    max_nodes: int | None = None
+    max_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,15 +71,15 @@ class Offer:
     limits: PartitionLimits
 
 
-def cluster_offer() -> Offer | None:
-    """Ask this cluster for its resources; None without an answer."""
+def cluster_offer(timeout: float = 10.0) -> Offer | None:
+    """Ask this cluster for its resources; None without an answer within ``timeout`` seconds."""
     texts = []
     for command in (
         slurm.scontrol_show_nodes_command(),
         slurm.scontrol_show_partitions_command(),
         ["scontrol", "show", "config"],
     ):
-        shown = slurm.run(command)
+        shown = slurm.run(command, timeout)
         if shown.returncode != 0:
             return None
         texts.append(shown.stdout)
@@ -122,6 +128,15 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
             default=fields.get("Default") == "YES",
             exclusive=fields.get("OverSubscribe", "").startswith("EXCLUSIVE"),
             limits=_limits(fields),
+            max_nodes=min(
+                (
+                    number
+                    for key in ("MaxNodes", "TotalNodes")
+                    if (number := _number(fields.get(key))) is not None
+                ),
+                default=None,
+            ),
+            max_seconds=slurm.seconds(fields.get("MaxTime", "")),
         )
         for fields in lines
         if "PartitionName" in fields

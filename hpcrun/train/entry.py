@@ -41,7 +41,7 @@ from hpcrun.ranks.interfaces import (
 )
 from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
-from hpcrun.run.attempt import IN_PLACE, attempt_here
+from hpcrun.run.attempt import IN_PLACE, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, job_of_process, note, read_events
@@ -209,6 +209,10 @@ def _run(
         if distributed.rank == 0:
             print(f"hpcrun: {run.name}: the training is done already", flush=True)
         return exit_codes.DONE
+    if distributed.launch_method == "slurm" and (
+        line := other_tasks(os.environ, distributed.world_size)
+    ):
+        raise error_on_all_ranks(line, distributed.rank)
     if distributed.rank == 0:
         budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
         open_attempt(

@@ -103,12 +103,6 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ('job: {env: {A: "a\\0b"}}', "job.env.A: may not contain a NUL"),
         ("job: {setup: module load x}", "job.setup: should be a list, such as [a, b], not 'module"),
         ("job: {sbatch_args: [x]}", "job.sbatch_args.0: should be one option such as --comment"),
-        (
-            "job: {sbatch_args: [--arr=0-3]}",
-            "job.sbatch_args.0: '--arr=0-3': an array would start the same",
-        ),
-        ("job: {sbatch_args: [-Mbig]}", "job.sbatch_args.0: '-Mbig': a job goes to the cluster of"),
-        ("job: {sbatch_args: [--err=x]}", "job.sbatch_args.0: '--err=x': hpcrun reads Slurm's"),
         ('job: {srun_args: ["-x\\ny"]}', "job.srun_args.0: should be one option such as --comment"),
         ("job: {interface: auto}", "job.interface: auto is no longer a choice; name the interf"),
         ("job: {partition: a b}", "job.partition: may not contain ' ': 'a b'"),

@@ -29,6 +29,15 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
+def test_fewer_tasks_than_ranks_end_as_bad_input(bench):
+    # srun takes the number of tasks from the environment.
+    lines = ["export SLURM_NTASKS=1 SLURM_NPROCS=1 SLURM_NTASKS_PER_NODE=1"]
+    run = bench.submit("fewer", **{"job.gpus": 2, "job.setup": lines})
+    bench.wait_for_end(run)
+    assert bench.causes(run) == ["bad-input"], bench.story(run)
+    assert "the job has 1 task, the config says 2 ranks" in bench.batch_log(run)
+
+
 def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCluster) -> None:
     # An interpreter that finds the checkout without a variable, like that of an installed package.
     program = bench.folder / "python"

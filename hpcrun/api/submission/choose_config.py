@@ -33,12 +33,20 @@ from hpcrun.config import (
 )
 from hpcrun.errors import UserError
 from hpcrun.folders import shipped
+from hpcrun.job.script.starters import without_wrappers
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 from hpcrun.slurm.environment import sbatch_defaults
 from hpcrun.tasks import BUILTIN, options_for
 
 _QUICKSTART_TASK = "language-model"
+_INTERPRETER = re.compile(
+    r"(?:awk|gawk|guile|java|julia|lua|matlab|node|octave|perl|php|R|Rscript|ruby|tclsh|wolframscript)"
+    r"[\d.]*|bash|dash|ksh|sh|zsh"
+)
+_SCRIPTS = frozenset(
+    {".R", ".bash", ".jl", ".job", ".js", ".lua", ".m", ".pl", ".r", ".rb", ".sbatch", ".slurm"}
+)
 PYTHON_COMMAND = "command="
 """The place of a command from Python."""
 
@@ -121,7 +129,7 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     return [
         flag_layer({"name": (request.default_name, request.command_place)})
         if request.default_name
-        else flag_layer({"name": _default_name(file, command, task, request.command_place)}),
+        else flag_layer({"name": default_name(file, command, task, request.command_place)}),
         read_site(os.environ).defaults,
         flag_layer(of_slurm),
         *([] if profile is None else [profile_layer(profile)]),
@@ -167,7 +175,7 @@ def quickstart() -> Path:
     return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
 
 
-def _default_name(
+def default_name(
     file: Path | None, command: list[str], task: Any, command_place: str
 ) -> tuple[str, str]:
     if file is not None:
@@ -178,9 +186,22 @@ def _default_name(
         except ValueError:
             # The name is derived from the task, so the error is reported under "task".
             return "run", "command line"
-    # `python train.py --lr 1` is named after the script, not after the interpreter.
-    scripts = [word for word in command if word.endswith((".py", ".sh"))]
-    return Path((scripts or command)[0]).stem, command_place
+    return Path(_named_after(command)).stem, command_place
+
+
+def _named_after(command: Sequence[str]) -> str:
+    """Return the script among the words of ``command``, as `python train.py --lr 1` has, or its program."""
+    # The text of `bash -c` is one word.
+    words = [part for word in command for part in word.split()]
+    if scripts := [word for word in words if word.endswith((".py", ".sh"))]:
+        return scripts[0]
+    program = next(iter(without_wrappers(command)), command[0])
+    if not program.startswith("./") and (program.startswith("/") or not Path(program).is_file()):
+        files = [word for word in words if word != program and Path(word).is_file()]
+        interpreted = bool(_INTERPRETER.fullmatch(Path(program).name))
+        scripts = [word for word in files if interpreted or Path(word).suffix in _SCRIPTS]
+        return next(iter(scripts), program)
+    return program
 
 
 def task_path(task: str) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hpcrun.api.submission.checks.checklist import check_submission
+from hpcrun.api.submission.checks.concern import Submission
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
     choose_config,
@@ -15,7 +17,15 @@ from hpcrun.api.submission.choose_config import (
     say_idle,
     warn_of,
 )
-from hpcrun.config import Config, Layer, file_layer, load_resolved, masked_words, read_site
+from hpcrun.config import (
+    Config,
+    Layer,
+    file_layer,
+    load_resolved,
+    locate,
+    masked_words,
+    read_site,
+)
 from hpcrun.errors import UserError
 from hpcrun.job.script.command import check_command
 from hpcrun.printing import say_aside
@@ -24,9 +34,13 @@ from hpcrun.run.files import without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
+from hpcrun.slurm.nodes import cluster_offer
 from hpcrun.tasks import options_for
 from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.options import LanguageModelShape
+
+# Seconds for each answer of the scheduler: without one, its limits are not checked.
+_PATIENCE = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,10 +118,20 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
             _require_weights(config)
     executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if finished is None:
+        check(config, executor, layers)
         check_image(config.job, run, Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     start: Literal["new", "again"] = "again" if run.exists() else "new"
     return SubmissionPlan(request, run, config, executor, start, finished)
+
+
+def check(
+    config: Config, executor: ExecutorName, layers: Sequence[Layer], *, resumed: bool = False
+) -> None:
+    """Print the lines of the checks of a submission; raises ConfigError if one refuses it."""
+    offer = cluster_offer(_PATIENCE) if executor == "slurm" else None
+    submission = Submission(config, Path.cwd(), offer)
+    check_submission(submission, locate(layers), resumed=resumed)
 
 
 def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
@@ -152,4 +176,7 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])
     executor = permitted_executor(config, [file_layer(run.config)])
-    return SubmissionPlan(request, run, config, executor, "resume", finished_result(run))
+    finished = finished_result(run)
+    if finished is None:
+        check(config, executor, [file_layer(run.config)], resumed=True)
+    return SubmissionPlan(request, run, config, executor, "resume", finished)

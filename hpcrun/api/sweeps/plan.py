@@ -13,7 +13,7 @@ from hpcrun.api.submission.choose_config import (
     warn_of,
 )
 from hpcrun.api.submission.continuing import compare, finished_result
-from hpcrun.api.submission.plan import permitted_executor
+from hpcrun.api.submission.plan import check, permitted_executor
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL
@@ -160,6 +160,8 @@ def plan_sweep(
             "--executor local"
         )
     require_packages(config)
+    for one in {job_key(element.config): element.config for element in elements}.values():
+        check(one, executor, layers)
     check_image(config.job, RunDirectory(folder), Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     return SweepPlan(request, folder, executor, elements, names, code)

@@ -25,7 +25,7 @@ from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
 from hpcrun.cli.output import print_json
-from hpcrun.config import Config, Job, masked_values, to_yaml
+from hpcrun.config import Config, Job, masked_values, script_yaml, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
@@ -160,7 +160,8 @@ def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> i
 
 def _show(plan: SubmissionPlan, as_json: bool) -> int:
     run, config, executor = plan.run, plan.config, plan.executor
-    script, text = submission.preview(run, config, executor), to_yaml(config, mask=True)
+    script = submission.preview(run, config, executor)
+    text = script_yaml(config) if config.command else to_yaml(config, mask=True)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": masked_values(config.model_dump(mode="json"))})

@@ -16,11 +16,11 @@ from typing import Literal
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
-from hpcrun.printing import say_aside
+from hpcrun.job.script.starters import LAUNCHERS, PYTHON, SHELLS, rank_starter, shell_runs
 
 
 def check_command(config: Config, folder: Path) -> None:
-    """Check the command of ``config``, if any, and warn if it would start several separate trainings.
+    """Check the files of the command of ``config``, if any.
 
     Args:
         folder: the ranks' working folder.
@@ -42,12 +42,6 @@ def check_command(config: Config, folder: Path) -> None:
             here=job.executor in ("local", "debug"),
             prepared_by=[*job.setup, *job.node_setup],
         )
-    if job.launcher is None:
-        line = separate_trainings(
-            config.command, folder, nodes=job.max_nodes, tasks=job.tasks_on_node
-        )
-        if line is not None:
-            say_aside(f"hpcrun: {line}")
 
 
 def require_there(
@@ -96,58 +90,22 @@ def _require_program(name: str, folder: Path) -> None:
 def is_python(command: Sequence[str]) -> bool:
     """Return True if ``command`` starts a Python program: by an interpreter, or through a shell script."""
     name = Path(command[0]).name
-    return bool(_PYTHON.fullmatch(name)) or name.endswith(".py") or name in _SHELLS
+    return bool(PYTHON.fullmatch(name)) or name.endswith(".py") or name in SHELLS
 
 
 def script_of(command: Sequence[str], launched: bool = False) -> str | None:
     """Return the script that ``command`` runs, if its words show it."""
     name = Path(command[0]).name
-    if launched or name in _LAUNCHERS:
+    if launched or name in LAUNCHERS:
         if "-m" in command or "--module" in command:
             return None
         return next((word for word in command if word.endswith(".py")), None)
-    if _PYTHON.fullmatch(name):
+    if PYTHON.fullmatch(name):
         return _python_script(command)
-    if name in _SHELLS:
-        text, word = _shell_runs(command)
+    if name in SHELLS:
+        text, word = shell_runs(command)
         return None if text else word
     return command[0] if "/" in command[0] else None
-
-
-_PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-_SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
-_LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
-_MOST_BYTES = 1 << 16
-_OWN_RENDEZVOUS = re.compile(
-    r"--(?:nnodes|num[-_]machines|num[-_]nodes)[ =](?!1\b)"
-    r"|--(?:rdzv[-_]endpoint|node[-_]rank|machine[-_]rank|hostfile)\b"
-)
-
-
-_MODULES = r"(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch|deepspeed)\b"
-_STARTS_RANKS = re.compile(
-    r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
-    rf"|-[a-zA-Z]*m ?({_MODULES})"
-)
-# A command with the name of a program that it does not run, such as `pip show deepspeed`.
-_NAMES_ONLY = re.compile(r"(?:^|[\s/])(?:pip[\d.]*|install|which|command|type|echo|module)(?:\s|$)")
-# The words after a script or a module are its own, such as `--strategy deepspeed`.
-_SCRIPT = re.compile(rf"\S+\.(?:py|sh)\b|(?<=-m )(?!{_MODULES})\S+")
-
-
-def rank_starter(command: Sequence[str], folder: Path) -> tuple[str, str] | None:
-    """Return the launcher in ``command``, or in its shell script, and the words before a script."""
-    lines = [" ".join(command)]
-    if Path(command[0]).name in _SHELLS:
-        text, word = _shell_runs(command)
-        lines += [] if text else _read(folder / word).replace("\\\n", " ").splitlines()
-    for line in lines:
-        for part in re.split(r"[;&|]+", re.split(r"(?:^|\s)#", line)[0]):
-            words = _SCRIPT.split(part)[0]
-            found = _STARTS_RANKS.search(words)
-            if found and not _NAMES_ONLY.search(words[: found.start()]):
-                return found[1] or f"python -m {found[2]}", words
-    return None
 
 
 def _python_script(words: Sequence[str]) -> str | None:
@@ -163,49 +121,6 @@ def _python_script(words: Sequence[str]) -> str | None:
     return None
 
 
-def _shell_runs(words: Sequence[str]) -> tuple[bool, str]:
-    """Return whether a shell runs a text (``-c``), and the text or file; empty if it reads its input."""
-    rest, text = iter(words[1:]), False
-    for word in rest:
-        if not word.startswith(("-", "+")):
-            return text, word
-        text = text or ("c" in word and not word.startswith("--"))
-        # `bash -euo pipefail`: the next word is the option's name.
-        if word.endswith(("o", "O")):
-            next(rest, None)
-    return True, ""
-
-
-def _read(path: Path) -> str:
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return ""
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def separate_trainings(
-    command: Sequence[str], folder: Path, *, nodes: int, tasks: int
-) -> str | None:
-    """Return a warning if each task would start its own ranks; None if no problem is visible.
-
-    Args:
-        nodes: of the job.
-        tasks: on each node.
-    """
-    found = rank_starter(command, folder)
-    copies = nodes * tasks
-    if found is None or copies == 1 or _OWN_RENDEZVOUS.search(found[1]):
-        return None
-    name = found[0]
-    launcher = "accelerate" if "accelerate" in name else "torchrun"
-    return (
-        f"{name} starts its own ranks, and each of the {copies} tasks ({nodes} x {tasks}) would start it: "
-        f"{copies} separate trainings; `--launcher {launcher} -- train.py` starts one training over all nodes"
-    )
-
-
 def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
     """Check that ``command`` is a script for ``launcher``, perhaps after options of the launcher.
 
@@ -215,10 +130,10 @@ def require_script(launcher: str, command: Sequence[str], folder: Path) -> None:
     found = rank_starter(command, folder)
     if found is not None:
         raise UserError(
-            f"--launcher {launcher}: the command after `--` starts its ranks by itself ({found[0]}); write "
+            f"--launcher {launcher}: the command after `--` starts its ranks by itself ({found.name}); write "
             "only the script, or remove --launcher"
         )
-    if _PYTHON.fullmatch(Path(command[0]).name):
+    if PYTHON.fullmatch(Path(command[0]).name):
         raise UserError(
             f"--launcher {launcher}: the command begins with {command[0]}; write only the script: -- train.py"
         )

@@ -52,7 +52,7 @@ def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
         return None
     hides, trains = False, False
     try:
-        for text in _sources(folder / script):
+        for text in sources(folder / script):
             if _KNOWS.search(text):
                 return True
             hides = hides or bool(_HIDES.search(text))
@@ -62,7 +62,7 @@ def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
     return False if trains and not hides else None
 
 
-def _sources(script: Path) -> Iterator[str]:
+def sources(script: Path) -> Iterator[str]:
     """Yield the text of ``script`` and of the modules in its folder that it imports.
 
     Raises:

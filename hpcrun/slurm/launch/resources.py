@@ -98,6 +98,20 @@ def refuse_fixed_counts(job: Job) -> None:
                 )
 
 
+def partitions_for(job: Job, offer: Offer) -> list[Partition]:
+    """Return the partitions for the job: those that it names, or the default partition."""
+    named = partition_names(job)
+    if named is None:
+        return [partition for partition in offer.partitions if partition.default]
+    return [partition for partition in offer.partitions if partition.name in named]
+
+
+def partition_names(job: Job) -> Sequence[str] | None:
+    """Return the names of the partitions that ``job`` asks for; None: the default partition."""
+    named = given_option(job.sbatch_args, "partition", "p") or job.partition
+    return named.split(",") if named else None
+
+
 def _one_core_per_rank(job: Job) -> dict[str, object]:
     """Return the cores of a task that starts several ranks: Slurm's own default is one core per task."""
     if job.gpus <= job.tasks_on_node or _asks_for_shares(job):
@@ -130,7 +144,7 @@ def node_share(job: Job, offer: Offer) -> CpuAndMemory | None:
     """
     if not job.node_share or _asks_for_shares(job):
         return None
-    partitions = _partitions_for(job, offer)
+    partitions = partitions_for(job, offer)
     nodes = [
         node
         for node in _nodes_for(job, offer, partitions)
@@ -189,21 +203,12 @@ def _asks_for_shares(job: Job) -> bool:
     )
 
 
-def _partitions_for(job: Job, offer: Offer) -> list[Partition]:
-    """Return the partitions for the job: those that it names, or the default partition."""
-    named = job.partition or given_option(job.sbatch_args, "partition", "p")
-    if named is None:
-        return [partition for partition in offer.partitions if partition.default]
-    return [partition for partition in offer.partitions if partition.name in named.split(",")]
-
-
 def _nodes_for(
     job: Job, offer: Offer, partitions: Sequence[Partition] | None = None
 ) -> list[NodeResources]:
     """Return the nodes of the named partitions, or of ``partitions``; all nodes if none is named."""
     if partitions is None:
-        named = job.partition or given_option(job.sbatch_args, "partition", "p")
-        partitions = _partitions_for(job, offer) if named else offer.partitions
+        partitions = partitions_for(job, offer) if partition_names(job) else offer.partitions
     names = {partition.name for partition in partitions}
     return [node for node in offer.nodes if names & node.partitions]
 

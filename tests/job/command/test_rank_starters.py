@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcrun.errors import UserError
-from hpcrun.job.script.command import rank_starter, require_script, separate_trainings
+from hpcrun.job.script.command import require_script
+from hpcrun.job.script.starters import rank_starter
 
 
 @pytest.mark.parametrize(
@@ -22,8 +23,14 @@ from hpcrun.job.script.command import rank_starter, require_script, separate_tra
         ("deepspeed --num_gpus 2 train.py", "deepspeed"),
         ("env -u A OMP_NUM_THREADS=4 torchrun train.py", "torchrun"),
         ("A=1 uv run --with torch torchrun train.py", "torchrun"),
-        ("srun --ntasks 1 conda run -n torch python -m torch.distributed.run x.py",
-         "python -m torch.distributed.run"),
+        ("conda run -n torch python -m torch.distributed.run x.py", "python -m torch.distributed.run"),
+        ("srun --ntasks 1 conda run -n torch python -m torch.distributed.run x.py", "srun"),
+        ("time /usr/bin/srun -n 4 python t.py", "srun"),
+        ("env -u A X=1 nohup srun python t.py", "srun"),
+        ("taskset -c 0-3 mpirun -np 4 a.out", "mpirun"),
+        ("timeout -k 5 60 mpiexec -n 2 python t.py", "mpiexec"),
+        ("bash -c 'if true; then srun python t.py; fi'", "srun"),
+        ("bash -c 'J=$(sbatch --parsable run.sbatch)'", "sbatch"),
         ("bash -c 'exec torchrun train.py'", "torchrun"),
         ("bash -lc 'cd code && A=1 torchrun train.py | tee log'", "torchrun"),
         ("nohup bash -o pipefail -c 'if true; then torchrun x.py; fi'", "torchrun"),
@@ -34,7 +41,7 @@ from hpcrun.job.script.command import rank_starter, require_script, separate_tra
 def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> None:
     found = rank_starter(shlex.split(line), tmp_path)
     assert found is not None
-    assert found[0] == name
+    assert found.name == name
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,10 @@ def test_a_starter_of_ranks_is_seen(line: str, name: str, tmp_path: Path) -> Non
         "uv pip install deepspeed",
         "python -m pip install deepspeed",
         "bash -c 'module load deepspeed; which torchrun && python train.py'",
+        "./train --launcher mpirun",
+        "bash -c 'module load mpirun; echo srun; python train.py --mpi srun'",
+        "python t.py srun",
+        "bash -c 'squeue; python t.py'",
     ],
 )
 def test_a_word_that_only_looks_like_one_is_skipped(line: str, tmp_path: Path) -> None:
@@ -66,34 +77,13 @@ def test_a_shell_script_is_read_in_its_folder(tmp_path: Path) -> None:
     )
     found = rank_starter(["bash", "go.sh"], tmp_path)
     assert found is not None
-    assert found[0] == "torchrun"
+    assert found.name == "torchrun"
+    (tmp_path / "go").write_text("#!/usr/bin/env bash\nnice -n 5 mpirun a.out\n")
+    found = rank_starter(["./go"], tmp_path)
+    assert found is not None
+    assert (found.name, found.direct) == ("mpirun", False)
     (tmp_path / "go.sh").write_text("bash go.sh\n")
     assert rank_starter(["bash", "go.sh"], tmp_path) is None
-
-
-def test_the_warning_counts_the_trainings_and_names_the_remedy(tmp_path: Path) -> None:
-    def told(line: str, nodes: int, tasks: int) -> str | None:
-        return separate_trainings(shlex.split(line), tmp_path, nodes=nodes, tasks=tasks)
-
-    line = told("torchrun --nproc-per-node 2 train.py", 2, 2)
-    assert line is not None
-    for part in (
-        "torchrun",
-        "4 tasks (2 x 2)",
-        "4 separate trainings",
-        "--launcher torchrun -- train.py",
-    ):
-        assert part in line
-    # One per node, but they do not know of each other.
-    assert "2 separate trainings" in str(told("torchrun train.py", 2, 1))
-    assert "--launcher accelerate" in str(told("accelerate launch train.py", 2, 1))
-    assert told("torchrun train.py", 1, 1) is None
-    assert told("python train.py", 2, 2) is None
-    # Words that show a correct start.
-    assert told("bash -c 'torchrun --nnodes $WORLD_SIZE --node-rank $RANK x.py'", 2, 4) is None
-    assert told("torchrun --nnodes=2 --rdzv_endpoint=h:1 x.py", 2, 1) is None
-    # The script's own option does not count.
-    assert told("torchrun train.py --nnodes 2", 2, 1) is not None
 
 
 @pytest.mark.parametrize(

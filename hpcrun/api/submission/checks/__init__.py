@@ -1,0 +1,1 @@
+"""Checks of a submission before anything is written: each finds what would end, train or report wrongly."""

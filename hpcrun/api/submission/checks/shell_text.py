@@ -1,0 +1,97 @@
+"""Checks of the text of a shell: lines for sbatch in it, and exit codes that it hides."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hpcrun.api.submission.checks.concern import Concern, Submission
+from hpcrun.api.submission.checks.launchers import program_of
+from hpcrun.api.submission.requests import requests_in, submit_words
+from hpcrun.job.script.starters import PYTHON, shell_program, without_wrappers
+
+_SEPARATORS = frozenset({";", "&&", "||", "|", "|&", "&", "(", ")", "{", "}"})
+_KEEPS_CODES = re.compile(r"pipefail|PIPESTATUS|pipestatus")
+_HARMLESS = frozenset({"true", ":", "echo", "printf"})
+_STARTS_TRAINING = frozenset({"accelerate", "deepspeed", "torchrun"})
+
+
+def ignored_requests(submission: Submission) -> Iterator[Concern]:
+    """Find ``#SBATCH`` lines in a script that hpcrun starts: only sbatch reads them."""
+    text = _text(submission)
+    asked = requests_in(text or "", submission.config)
+    if not asked:
+        return
+    words = " ".join(submit_words(asked))
+    program = program_of(text or "")
+    rest = f" -- {program}" if program else ""
+    yield Concern(
+        f"the #SBATCH lines of the script have no effect, because hpcrun submits a script of its own; "
+        f"write: hpcrun submit {words}{rest}"
+    )
+
+
+def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
+    """Find a training whose exit code the shell replaces: hpcrun would take a crash for the end."""
+    text = _text(submission)
+    if text is None:
+        return
+    keeps = _KEEPS_CODES.search(text) or "pipefail" in submission.config.command
+    for words, operator, following in _steps(text):
+        if not _trains(words):
+            continue
+        redirected = next(
+            (at for at, word in enumerate(words) if set(word) & set("<>")), len(words)
+        )
+        shown = " ".join(words[:redirected])[:60]
+        if operator in ("|", "|&") and not keeps:
+            yield Concern(
+                f"{shown} {operator} …: the pipe hides the exit code, so a crash counts as a good end; put "
+                "`set -o pipefail;` in front (bash)"
+            )
+        elif operator == "||" and following in _HARMLESS:
+            yield Concern(
+                f"{shown} || {following}: hides the exit code, so a crash counts as a good end; remove "
+                f"`|| {following}`"
+            )
+        elif operator == "&" and not re.search(r"\bwait\b", text):
+            yield Concern(
+                f"{shown} &: the shell does not wait for it, so the run would end at once; remove the &"
+            )
+        else:
+            continue
+        return
+
+
+def _text(submission: Submission) -> str | None:
+    command = submission.config.command
+    return shell_program(command, submission.folder) if command else None
+
+
+def _steps(text: str) -> Iterator[tuple[Sequence[str], str, str]]:
+    """Yield the words of each command of a shell's text, the operator after it, and the next word."""
+    for line in text.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            tokens = [*lexer, ";"]
+        except ValueError:  # a quote over several lines
+            continue
+        words = list[str]()
+        for at, token in enumerate(tokens):
+            if token not in _SEPARATORS:
+                words.append(token)
+                continue
+            # `2>&1` is a redirection.
+            if token == "&" and words and words[-1].endswith(">"):
+                continue
+            yield words, token, tokens[at + 1] if at + 1 < len(tokens) else ""
+            words = []
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Return True if the words start Python or a launcher of ranks with a script."""
+    own = without_wrappers(words)
+    name = Path(own[0]).name if own else ""
+    starts = bool(PYTHON.fullmatch(name)) or name in _STARTS_TRAINING or name.endswith(".py")
+    return starts and "-c" not in own
