@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from hpcrun.api.submission.checks import (
+    interpreter,
     launchers,
     limits,
     script_options,
@@ -27,9 +28,10 @@ CHECKS: Sequence[Check] = (
     shell_text.ignored_requests,
     shell_text.hidden_exit_codes,
     script_options.options_of_hpcrun,
+    interpreter.missing_packages,
     limits.beyond_the_partition,
 )
-"""Pure functions, in the order of their lines."""
+"""Functions that change nothing, in the order of their lines."""
 
 
 def check_submission(
