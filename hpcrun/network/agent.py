@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from hpcrun.network.faults.node_network import read_network
 from hpcrun.network.links import Links
 from hpcrun.network.perftest import Perftest
 from hpcrun.network.probes import Needs, probes, read, write
@@ -35,6 +36,8 @@ class Agent:
             "listen": self._links.listen,
             "peers": self._links.meet,
             "names": self._links.names,
+            "network": partial(read_network, name=name),
+            "loopback": self._links.loopback_rate,
             "round": self._links.exchange,
             "prepare": self._ranks.prepare,
             "measure": self._measure,

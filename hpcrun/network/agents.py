@@ -22,7 +22,8 @@ from hpcrun.slurm.environment import without_rank_requests
 from hpcrun.slurm.notation import STEPS
 
 AGENT = ("-m", "hpcrun.network.agent")
-LOST = "srun cannot start a task there"
+_LOST = "srun could not start a task there"
+_LOST_REMEDY = "look at its slurmd, its link and its MTU"
 
 
 class Processes:
@@ -143,6 +144,9 @@ class Nodes:
         """Wait until every node has started."""
         met = self._answers(self.live, seconds)
         reason = f"did not start within {seconds:g} s"
+        if self._processes.ended():
+            self._processes.join()
+            reason = "srun ended before a task started there"
         self.silent.update((name, reason) for name in self.live if name not in met)
         self.live = [name for name in self.live if name in met]
 
@@ -218,20 +222,21 @@ Begin = Callable[[Sequence[str]], Processes]
 def start(begin: Begin, names: Sequence[str], seconds: float) -> Nodes:
     """Start an agent on each of ``names`` and wait for them.
 
-    If one node does not answer, srun starts no task at all: then the others are started again without it.
+    If a node does not take its task, srun ends the tasks of all nodes. The others are then started again
+    without it.
     """
     nodes = Nodes(begin(names), names)
     try:
         nodes.meet(seconds)
-        dead = set(not_launched(nodes.words(), names))
-        if nodes.live or not dead or len(dead) == len(names):
+        dead = not_launched(nodes.words(), names)
+        if not dead or len(dead) == len(names):
             return nodes
     except BaseException:
         nodes.close()
         raise
     nodes.close()
     others = start(begin, [name for name in names if name not in dead], seconds)
-    others.silent |= dict.fromkeys(sorted(dead), LOST)
+    others.silent |= {name: f"{_LOST} ({dead[name]}); {_LOST_REMEDY}" for name in sorted(dead)}
     return others
 
 
@@ -248,10 +253,10 @@ def srun_command(nodes: Sequence[str], agent: Sequence[str], more: Sequence[str]
     return ["srun", *options, *more, *agent]
 
 
-def not_launched(words: str, nodes: Sequence[str]) -> list[str]:
-    """Return the ``nodes`` on which, according to srun, no task could start."""
-    failed = set(re.findall(r"Task launch for \S+ failed on node (\S+?):", words))
-    return [node for node in nodes if node in failed]
+def not_launched(words: str, nodes: Sequence[str]) -> dict[str, str]:
+    """Return the ``nodes`` on which, according to srun, no task could start, each with srun's reason."""
+    failed = re.findall(r"Task launch for \S+ failed on node (\S+?): *(.*)", words)
+    return {node: reason.strip() for node, reason in failed if node in nodes}
 
 
 def on_slurm(

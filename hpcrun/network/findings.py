@@ -1,22 +1,20 @@
 """The findings about nodes and links, and the report of a check. A fault-free allocation has no finding."""
 
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from hpcrun.network.faults.addresses import address_findings, name_findings, own_findings
+from hpcrun.network.faults.connections import connection_findings, gaps
+from hpcrun.network.faults.quality import latency_findings, loss_findings
+from hpcrun.network.faults.rates import rate_findings
 from hpcrun.network.measurements import (
     MIB,
     Collective,
-    NameCheck,
     NetworkMeasurements,
-    Transfer,
-    direction_rates,
-    in_the_rounds,
-    link_rates,
     node_rates,
-    rate_again,
+    rate_text,
     resent_shares,
     scores,
     usual_rate,
@@ -24,40 +22,35 @@ from hpcrun.network.measurements import (
 from hpcrun.network.probes import Finding
 from hpcrun.network.rank_zero_ports import port_findings
 
-# A node or a link below this fraction of the usual rate is slow.
-_THRESHOLD = 0.5
-
-
-@dataclass(frozen=True)
-class Suspects:
-    """Nodes and links that are slow, to be measured again while no other node sends."""
-
-    nodes: tuple[str, ...]
-    links: tuple[tuple[str, str], ...]
-
 
 def findings(measured: NetworkMeasurements) -> list[Finding]:
     """Return the findings, nodes before links; only the most severe finding about a node."""
     found = [_fault("silent", why, node=node) for node, why in measured.silent.items()]
     if measured.ended:
-        words = "srun ended before the check, and the rest is missing"
-        found.append(_fault("silent", words, "start the job with --no-kill"))
+        found.append(_of_the_end(measured.ending))
     known = set(measured.silent)
+    apart = {frozenset(pair) for pair in gaps(measured.transfers)}
     for faults in (
-        _of_names(measured.names, len(measured.nodes)),
-        _of_connections(measured.transfers),
-        # A wrong MTU explains low rates.
+        address_findings(measured.networks),
+        name_findings(measured.names, len(measured.nodes)),
+        own_findings(measured.networks),
+        connection_findings(measured.transfers),
+        # A wrong MTU or a long way explains low rates.
         [one for one in measured.probed if one.status in ("warn", "fail")],
-        _of_rates(measured.transfers),
+        latency_findings(measured.names),
+        rate_findings(measured),
+        loss_findings(measured.transfers),
         # Last: on a link that loses packets, an open port may look closed.
-        port_findings(measured.ports),
+        port_findings([one for one in measured.ports if {one.node, one.target} not in apart]),
     ):
         named = {one.nodes for one in found}
         fresh = [
             one for one in faults if not known.intersection(one.nodes) and one.nodes not in named
         ]
         found += fresh
-        known.update(node for one in fresh if len(one.nodes) == 1 for node in one.nodes)
+        # Nothing else is sure about the two nodes with one address.
+        sure = [one for one in fresh if len(one.nodes) == 1 or one.check == "address"]
+        known.update(node for one in sure for node in one.nodes)
     if measured.collective is not None:
         found += _of_collective(measured.collective)
     return sorted(found, key=lambda one: len(one.nodes))
@@ -73,129 +66,17 @@ def excluded(found: Iterable[Finding]) -> list[str]:
     return sorted(dict.fromkeys(nodes))
 
 
-def rate_text(rate: float) -> str:
-    """Return a rate as ``48 Mbit/s`` or ``9.4 Gbit/s``."""
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if rate >= size:
-            return f"{rate / size:.3g} {unit}"
-    return f"{rate:.0f} bit/s"
+def _of_the_end(ending: str) -> Finding:
+    """Return the finding that srun ended before the check. ``ending``: its last line."""
+    words = "srun ended before the check, and the rest is missing"
+    if "CANCELLED" in ending or "NODE FAIL" in ending.upper():
+        remedy = "a job with --no-kill continues after the failure of a node"
+        return _fault("silent", f"{words}: {ending}", remedy)
+    return _fault("silent", f"{words}: {ending}" if ending else words)
 
 
 def _fault(check: str, words: str, remedy: str = "", node: str | None = None) -> Finding:
     return Finding(check, () if node is None else (node,), "fail", words, remedy)
-
-
-def suspects(transfers: Sequence[Transfer]) -> Suspects:
-    """Return the slow nodes and links. Not yet findings: other jobs may be the cause."""
-    marks = scores(transfers)
-    if len(marks) < 3:
-        return Suspects((), ())
-    slow = {node for node, score in marks.items() if score < _THRESHOLD}
-    usual = usual_rate(node_rates(transfers)) or 0.0
-    links = [
-        pair
-        for pair, rate in link_rates(transfers).items()
-        if not slow.intersection(pair)
-        and rate < _THRESHOLD * usual * min(1.0, *(marks[node] for node in pair))
-    ]
-    return Suspects(tuple(sorted(slow)), tuple(sorted(links)))
-
-
-def _of_names(checks: Sequence[NameCheck], count: int) -> list[Finding]:
-    """Return findings about names. If most nodes see a name wrong, the named node is at fault."""
-    bad = [check for check in checks if check.problem in ("wrong", "unresolved")]
-    by_target, by_resolver = defaultdict(list), defaultdict(list)
-    for check in bad:
-        by_target[check.target].append(check)
-    wrong = {node: seen for node, seen in by_target.items() if len(seen) > max(1, (count - 1) // 2)}
-    found = []
-    for target, seen in wrong.items():
-        words = f"its name {_seen_as(seen[0])} on {len(seen)} nodes"
-        found.append(_fault("name", words, "correct the name service", target))
-    for check in bad:
-        if check.target not in wrong:
-            by_resolver[check.resolver].append(check)
-    for resolver, seen in by_resolver.items():
-        names = ", ".join(sorted(check.target for check in seen))
-        words = f"there, the name {names} {_seen_as(seen[0])}"
-        found.append(_fault("name", words, "correct its /etc/hosts or resolver", resolver))
-    return found
-
-
-def _seen_as(check: NameCheck) -> str:
-    if check.problem == "unresolved":
-        return "does not resolve"
-    return f"resolves to {check.address}, which is not that node"
-
-
-def _of_connections(transfers: Sequence[Transfer]) -> list[Finding]:
-    """Return findings about nodes to which most connections fail, while other connections succeed."""
-    inbound, outbound = defaultdict(list), defaultdict(list)
-    for transfer in in_the_rounds(transfers):
-        inbound[transfer.receiver].append(transfer)
-        outbound[transfer.sender].append(transfer)
-
-    def fails_to_most(node: str) -> bool:
-        """Return True if most connections from ``node`` fail, so that ``node`` itself is at fault."""
-        return sum(one.rate is None for one in outbound[node]) * 2 > len(outbound[node])
-
-    if len(inbound) > 2 and all(map(fails_to_most, outbound)):
-        every = [one for seen in outbound.values() for one in seen]
-        refused = sum(one.refused for one in every) * 2 > len(every)
-        words = f"most connections between them {'are refused' if refused else 'fail'}"
-        remedy = (
-            "look for a firewall (iptables, nftables) that closes the ephemeral ports of the nodes"
-        )
-        return [_fault("refuses" if refused else "unreachable", words, remedy)]
-    found = []
-    for node, seen in inbound.items():
-        failed = [one for one in seen if one.rate is None]
-        if len(failed) * 2 <= len(seen):
-            continue
-        if len(inbound) > 2 and all(fails_to_most(one.sender) for one in failed):
-            continue
-        if sum(one.refused for one in failed) * 2 > len(failed):
-            remedy = "look at its firewall (iptables, nftables)"
-            found.append(_fault("refuses", "refuses connections of other nodes", remedy, node))
-        else:
-            remedy = "look at its cable, its switch port and its firewall"
-            found.append(_fault("unreachable", "connections to it fail", remedy, node))
-    return found
-
-
-def _of_rates(transfers: Sequence[Transfer]) -> list[Finding]:
-    marks, rates, rounds = scores(transfers), node_rates(transfers), in_the_rounds(transfers)
-    usual = usual_rate(rates) or 0.0
-    low, parallelism = suspects(transfers), direction_rates(rounds)
-
-    def was_fast_again(subject: tuple[str, ...]) -> bool:
-        """Return True if a suspect was fast in the repeated measurement: other load had slowed it."""
-        again = rate_again(transfers, subject)
-        return again is not None and again >= _THRESHOLD * usual
-
-    found = []
-    for node in low.nodes:
-        if was_fast_again((node,)):
-            continue
-        speed = f"{rate_text(rates[node])}, {marks[node]:.0%} of the usual {rate_text(usual)}"
-        slow = [way for way, rate in parallelism[node].items() if rate < _THRESHOLD * usual]
-        what = f"only {slow[0]} is slow" if len(slow) == 1 else "all its links are slow"
-        remedy = "look at its cable, port speed and duplex"
-        found.append(_fault("slow", f"{what}: {speed}", remedy, node))
-    lowest = link_rates(transfers)
-    for pair in low.links:
-        if was_fast_again(pair):
-            continue
-        slow = [
-            f"from {one.sender} to {one.receiver}"
-            for one in rounds
-            if {one.sender, one.receiver} == {*pair} and (one.rate or 0.0) < _THRESHOLD * usual
-        ]
-        way = f"only {slow[0]}" if len(slow) == 1 else "but not its nodes"
-        words = f"the link is slow, {way}: {rate_text(lowest[pair])}, the usual rate is "
-        remedy = "check the switches between them"
-        found.append(Finding("link", pair, "fail", words + rate_text(usual), remedy))
-    return found
 
 
 def _of_collective(seen: Collective) -> list[Finding]:
@@ -228,6 +109,8 @@ def as_data(measured: NetworkMeasurements, found: Sequence[Finding]) -> dict[str
             for name in measured.nodes
         ],
         "usual_bits_per_second": usual_rate(rates),
+        "networks": {node: vars(one) for node, one in measured.networks.items()},
+        "loopback_bits_per_second": measured.loopback,
         "names": [vars(check) for check in measured.names],
         "ports": [vars(check) for check in measured.ports],
         "transfers": [transfer.as_record() for transfer in measured.transfers],

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from hpcrun.network.findings import rate_text
-from hpcrun.network.measurements import NetworkMeasurements, Transfer
+from hpcrun.network.measurements import NetworkMeasurements, Transfer, rate_text
 
 
 def link_lines(measured: NetworkMeasurements) -> list[str]:

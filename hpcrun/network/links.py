@@ -42,6 +42,7 @@ class Links:
         self._peers: dict[str, Mapping[str, Any]] = {}
         self._token = ""
         self._held: list[socket.socket] = []
+        self._port = 0
 
     def listen(self) -> dict[str, Any]:
         """Start to listen; return the port and the own addresses."""
@@ -50,7 +51,8 @@ class Links:
         found = [one for addresses in own_interfaces().values() for one in addresses]
         # IPv4 first, because host files mostly contain IPv4 addresses.
         addresses = sorted(found, key=lambda one: ":" in one)[:16]
-        return {"port": server.getsockname()[1], "addresses": addresses}
+        self._port = server.getsockname()[1]
+        return {"port": self._port, "addresses": addresses}
 
     def meet(self, peers: Sequence[Mapping[str, Any]], token: str) -> None:
         """Remember the other nodes. A node answers only connections with the ``token``."""
@@ -71,7 +73,7 @@ class Links:
         (partner,) = {name for pair in pairs if self.name in pair for name in pair} - {self.name}
         header = {"kind": "bulk", "round": number, "from": self.name, "seconds": seconds}
         with ThreadPoolExecutor(streams) as pool:
-            jobs = [pool.submit(self._send, partner, header) for _ in range(streams)]
+            jobs = [pool.submit(self._send, self._peers[partner], header) for _ in range(streams)]
             received = self._received((number, partner), streams, seconds + CONNECT, jobs)
             sent = [job.result() for job in jobs]
         shares = [one["lost"] for one in sent if one.get("lost") is not None]
@@ -81,6 +83,14 @@ class Links:
             "refused": any(one.get("refused") for one in sent),
             "lost": max(shares, default=None),
         }
+
+    def loopback_rate(self, number: int, seconds: float, streams: int) -> float | None:
+        """Return the bit/s that this node sends to itself: what its processors can do at present."""
+        header = {"kind": "bulk", "round": number, "from": self.name, "seconds": seconds}
+        own = {"address": "127.0.0.1", "port": self._port}
+        with ThreadPoolExecutor(streams) as pool:
+            jobs = [pool.submit(self._send, own, header) for _ in range(streams)]
+            return self._received((number, self.name), streams, seconds + CONNECT, jobs)
 
     def hold(self, ports: Sequence[int]) -> list[int]:
         """Listen on those of ``ports`` that are free here, and return them."""
@@ -160,7 +170,8 @@ class Links:
             with self._connect(address, peer["port"], {"kind": "ping"}, CONNECT) as link:
                 if read_line(link, _ANSWER).get("node") != peer["name"]:
                     return found | {"problem": "wrong"}
-                return found | {"seconds": round_trip(link, _ANSWER)}
+                median, least = round_trip(link, _ANSWER)
+                return found | {"seconds": median, "least": least}
         except ConnectionRefusedError:
             return found | {"problem": "refused" if known else "wrong"}
         except (OSError, ValueError):
@@ -175,8 +186,7 @@ class Links:
         link.sendall(json.dumps({**header, "token": self._token}).encode() + b"\n")
         return link
 
-    def _send(self, partner: str, header: Mapping[str, Any]) -> dict[str, Any]:
-        peer = self._peers[partner]
+    def _send(self, peer: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
         try:
             link = self._connect(peer["address"], peer["port"], header, CONNECT)
         except ConnectionRefusedError:
@@ -233,8 +243,8 @@ def read_line(link: socket.socket, timeout: float) -> dict[str, Any]:
     return found
 
 
-def round_trip(link: socket.socket, timeout: float) -> float:
-    """Return the median round trip of a byte in seconds; the peer runs `echo`.
+def round_trip(link: socket.socket, timeout: float) -> tuple[float, float]:
+    """Return the median and the shortest round trip of a byte in seconds; the peer runs `echo`.
 
     A link that loses packets gets fewer tries, so that the measurement ends after about ``timeout`` seconds.
     """
@@ -247,7 +257,7 @@ def round_trip(link: socket.socket, timeout: float) -> float:
         if not link.recv(1):
             raise ConnectionError("closed while it was measured")
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+    return statistics.median(seconds), min(seconds)
 
 
 def echo(link: socket.socket, timeout: float) -> None:

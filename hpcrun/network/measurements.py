@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from hpcrun.network.probes import Finding
 
+Pair = tuple[str, str]
 MIB = 1 << 20
 SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 """Sizes of the all-reduce in bytes; the largest size that fits the time is measured."""
@@ -18,6 +19,7 @@ SIZES = (1 * MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 class NameCheck:
     """One node's check of another node's name. ``seconds``: median round trip, None with a problem.
 
+    ``least``: the shortest round trip of all tries.
     ``problem``: ``wrong`` means that the address of the name is not an address of the named node, and that
     another node, or none, answers there.
     """
@@ -27,6 +29,26 @@ class NameCheck:
     address: str | None = None
     seconds: float | None = None
     problem: Literal["unresolved", "wrong", "refused", "unreachable"] | None = None
+    least: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeNetwork:
+    """The network of a node, as the node reports it.
+
+    ``host``: equal for two names of one machine. ``interface``: with the address that the other nodes use.
+    ``speed``: of the interface in Mbit/s; None: unknown. ``has_address_of``: other nodes whose address this
+    node has too. ``loopback_name``: its own name resolves only to loopback. ``wrong_variables``: statements
+    about variables that name no interface.
+    """
+
+    host: str = ""
+    interface: str | None = None
+    speed: int | None = None
+    half_duplex: bool = False
+    has_address_of: Sequence[str] = ()
+    loopback_name: bool = False
+    wrong_variables: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -116,13 +138,18 @@ class Collective:
 class NetworkMeasurements:
     """All measurements of a check.
 
-    ``silent``: nodes that did not answer, and why. ``ended``: all tasks ended before the check did.
-    ``probed``: the findings of the probes. ``no_rdma``: nodes without an RDMA measurement, and why.
+    ``silent``: nodes that did not answer, and why. ``ended``: all tasks ended before the check did, with the
+    last line of srun in ``ending``. ``networks``: the facts of each node. ``loopback``: bit/s that a node
+    sends to itself, if measured. ``probed``: the findings of the probes. ``no_rdma``: nodes without an RDMA
+    measurement, and why.
     """
 
     nodes: list[str]
     silent: dict[str, str] = field(default_factory=dict)
     ended: bool = False
+    ending: str = ""
+    networks: dict[str, NodeNetwork] = field(default_factory=dict)
+    loopback: dict[str, float] = field(default_factory=dict)
     names: list[NameCheck] = field(default_factory=list)
     probed: list[Finding] = field(default_factory=list)
     ports: list[PortCheck] = field(default_factory=list)
@@ -132,6 +159,14 @@ class NetworkMeasurements:
     collective: Collective | None = None
     seconds: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def rate_text(rate: float) -> str:
+    """Return a rate as ``48 Mbit/s`` or ``9.4 Gbit/s``."""
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if rate >= size:
+            return f"{rate / size:.3g} {unit}"
+    return f"{rate:.0f} bit/s"
 
 
 def in_the_rounds(transfers: Iterable[Transfer]) -> list[Transfer]:
@@ -228,8 +263,6 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     """
     return size / max(seconds, 1e-9) * 2 * (ranks - 1) / ranks
 
-
-Pair = tuple[str, str]
 
 _MOST_NODES_FOR_ALL_PAIRS = 64
 _MATCHINGS = 10

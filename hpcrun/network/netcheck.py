@@ -5,17 +5,21 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcrun.network.agents import Nodes
-from hpcrun.network.findings import Suspects, excluded, findings, suspects
+from hpcrun.network.faults.connections import single_gaps
+from hpcrun.network.faults.quality import Suspicious, far, loss_pairs, lossy
+from hpcrun.network.faults.rates import seems_below_hardware, slow_parts
+from hpcrun.network.findings import excluded, findings
 from hpcrun.network.links import CONNECT
 from hpcrun.network.measurements import (
     SIZES,
     Collective,
     NameCheck,
     NetworkMeasurements,
+    NodeNetwork,
     Pair,
     Transfer,
     bus_bandwidth,
@@ -70,6 +74,7 @@ class Check:
         if len(self._nodes.live) > 1:
             self._listening = self._nodes.ask("listen", _READY)
             self._check_names()
+            self._read_networks()
             self._run_probes()
             self._progress(0, 1, "ports of rank 0")
             self.measured.ports = check_ports(self._nodes, self._ports())
@@ -80,19 +85,18 @@ class Check:
                 self._round(pairs)
             self.measured.seconds = time.monotonic() - begun
             self._again()
+            self._names_again()
             self._rdma()
             self._all_reduce()
         self.measured.ended = self._nodes.ended
+        self.measured.ending = _last_line(self._nodes.words()) if self._nodes.ended else ""
         return self.measured
 
     def _check_names(self) -> None:
         """Let every node resolve all others; choose for each the address at which most nodes found it."""
         self._progress(0, 1, "names and latency")
         self._tell_peers()
-        seconds = 4 * CONNECT + 2.0 * len(self._nodes.live)
-        for name, parts in self._nodes.ask("names", seconds).items():
-            checks = [one for part in parts for one in part]
-            self.measured.names += [NameCheck(name, **one) for one in checks]
+        self.measured.names = self._ask_names()
         for name in self._nodes.live:
             met = Counter(
                 check.address
@@ -103,6 +107,32 @@ class Check:
             own = self._listening[name]["addresses"]
             self._addresses[name] = usual or next(iter(own), name)
         self._tell_peers()
+
+    def _ask_names(self) -> list[NameCheck]:
+        seconds = 4 * CONNECT + 2.0 * len(self._nodes.live)
+        return [
+            NameCheck(name, **one)
+            for name, parts in self._nodes.ask("names", seconds).items()
+            for part in parts
+            for one in part
+        ]
+
+    def _names_again(self) -> None:
+        """Repeat long round trips: a busy processor delays some tries, a long way delays all."""
+        if far(self.measured.names) == Suspicious():
+            return
+        again = {(one.resolver, one.target): one.least for one in self._ask_names()}
+
+        def shorter(one: NameCheck) -> NameCheck:
+            second = again.get((one.resolver, one.target))
+            seen = [least for least in (one.least, second) if least is not None]
+            return replace(one, least=min(seen, default=None))
+
+        self.measured.names = [shorter(one) for one in self.measured.names]
+
+    def _read_networks(self) -> None:
+        found = self._nodes.ask("network", _READY, addresses=self._addresses)
+        self.measured.networks = {name: NodeNetwork(**facts) for name, facts in found.items()}
 
     def _tell_peers(self) -> None:
         peers = [
@@ -166,17 +196,35 @@ class Check:
                     self.measured.transfers.append(one)
 
     def _again(self) -> None:
-        """Measure slow pairs again, one at a time: a bad cable stays slow without other load."""
-        found = suspects(self.measured.transfers)
-        repeated = _to_repeat(found, self._nodes.live)
+        """Measure bad pairs again, one at a time: a bad cable stays bad without other load."""
+        transfers = self.measured.transfers
+        low, losing = slow_parts(transfers), lossy(transfers)
+        pairs = [*single_gaps(transfers), *low.links, *loss_pairs(losing, transfers)]
+        fastest = None if low.nodes or low.links else seems_below_hardware(self.measured)
+        pairs += [fastest] if fastest else []
+        nodes = dict.fromkeys([*low.nodes, *losing.nodes])
+        repeated = _to_repeat([*nodes], list(dict.fromkeys(pairs)), self._nodes.live)
         for step, (subject, pair) in enumerate(repeated):
-            self._progress(step, len(repeated), "measuring slow nodes and links again")
+            self._progress(step, len(repeated), "measuring bad nodes and links again")
             self._round([pair], subject)
+        if fastest:
+            self._measure_loopback(fastest)
+
+    def _measure_loopback(self, nodes: Sequence[str]) -> None:
+        """Let each of ``nodes`` send to itself, one after the other."""
+        for name in nodes:
+            self._number += 1
+            order = {"number": self._number, "seconds": 1.0, "streams": self._options.streams}
+            found = self._nodes.ask("loopback", 1.0 + CONNECT + _GRACE, [name], lose=False, **order)
+            if found.get(name):
+                self.measured.loopback[name] = found[name]
 
     def _all_reduce(self) -> None:
         """Run an all-reduce over the nodes without a finding; a bad node would only make it slow."""
         found = findings(self.measured)
-        left_out = excluded(found)
+        # Connections to a node with the address of another node may reach either.
+        doubtful = {node for one in found if one.check == "address" for node in one.nodes}
+        left_out = {*excluded(found), *doubtful}
         well = [name for name in self._nodes.live if name not in left_out]
         if not self._options.all_reduce or len(well) < 2 or not all(one.nodes for one in found):
             return
@@ -184,15 +232,22 @@ class Check:
         self.measured.collective = AllReduce(self._nodes, self._addresses, self._options).run(well)
 
 
-def _to_repeat(found: Suspects, live: Sequence[str]) -> list[tuple[tuple[str, ...], Pair]]:
-    """Return the pairs to repeat, each with its suspect: slow nodes with good nodes, and slow links."""
-    well = [name for name in live if name not in found.nodes]
+def _to_repeat(
+    nodes: Sequence[str], pairs: Sequence[Pair], live: Sequence[str]
+) -> list[tuple[tuple[str, ...], Pair]]:
+    """Return the pairs to repeat, each with its suspect: bad ``nodes`` with good nodes, and bad ``pairs``."""
+    well = [name for name in live if name not in nodes]
     repeated: list[tuple[tuple[str, ...], Pair]] = []
-    for position, name in enumerate(found.nodes):
+    for position, name in enumerate(nodes):
         for step in range(min(_PARTNERS, len(well))):
             repeated.append(((name,), (name, well[(position + step) % len(well)])))
-    repeated += [(pair, pair) for pair in found.links]
+    repeated += [(pair, pair) for pair in pairs]
     return repeated[:_MOST_AGAIN]
+
+
+def _last_line(words: str) -> str:
+    """Return the last line that a launcher printed, at most 300 characters."""
+    return next((line.strip()[:300] for line in reversed(words.splitlines()) if line.strip()), "")
 
 
 class AllReduce:

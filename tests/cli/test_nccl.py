@@ -52,7 +52,7 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
     code, out, _ = lint(finished_copy, "c.yaml")
     assert code == 1
     assert "c.yaml:3: error: NCCL_TIMEOUT=3" in out
-    assert "job.setup:1: error: NCCL_ALGO=rings" in out
+    assert "c.yaml:4: error: NCCL_ALGO=rings" in out
     assert lint(finished_copy, "done")[0] == 0
     kept = finished_copy / "runs" / "done" / "config.yaml"
     kept.write_text(text)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from hpcrun.network.faults.rates import slow_parts
 from hpcrun.network.findings import (
     as_data,
     conclusion,
     excluded,
     findings,
     node_lines,
-    suspects,
 )
 from hpcrun.network.measurements import (
     NameCheck,
@@ -119,7 +119,7 @@ def test_a_suspect_that_is_fast_alone_has_no_finding() -> None:
         return 1e9 if "n2" in (sender, receiver) else usual(sender, receiver, dice)
 
     measured = fleet(4, 1, rate)
-    assert suspects(measured.transfers).nodes == ("n2",)
+    assert slow_parts(measured.transfers).nodes == ("n2",)
     again = [
         Transfer("n2", "n0", 9e9, again_for=("n2",)),
         Transfer("n0", "n2", 9e9, again_for=("n2",)),
@@ -136,7 +136,7 @@ def test_a_link_that_is_fast_alone_has_no_finding() -> None:
         return 1e9 if {sender, receiver} == {"n2", "n5"} else usual(sender, receiver, dice)
 
     measured = fleet(8, 1, rate)
-    assert suspects(measured.transfers).links == (("n2", "n5"),)
+    assert slow_parts(measured.transfers).links == (("n2", "n5"),)
     measured.transfers.append(Transfer("n2", "n5", 9e9, again_for=("n2", "n5")))
     assert findings(measured) == []
 

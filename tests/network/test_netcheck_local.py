@@ -86,8 +86,9 @@ def test_agents_that_do_not_start_are_silent_immediately() -> None:
 
 def test_nodes_on_which_srun_starts_nothing_are_read() -> None:
     words = "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"
-    assert not_launched(words, ["n1", "n2", "n22"]) == ["n2"]
-    assert not_launched("srun: error: Unable to allocate resources", ["n1"]) == []
+    found = not_launched(words, ["n1", "n2", "n22"])
+    assert found == {"n2": "Communication connection failure"}
+    assert not_launched("srun: error: Unable to allocate resources", ["n1"]) == {}
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -1,7 +1,8 @@
 """Check or choose the environment variables of NCCL, RCCL and PyTorch's NCCL.
 
   hpcrun nccl lint             this shell's environment
-  hpcrun nccl lint train.sh    a script: shell, batch, Dockerfile, Python
+  hpcrun nccl lint train.sh    a script: shell, batch, Dockerfile, Python; a pod
+                               or other YAML; a .env file; a log of NCCL
   hpcrun nccl lint gpt.yaml    a config's job.env, job.setup and job.srun_args
   hpcrun nccl lint RUN         the settings of a submitted run
   hpcrun nccl advise           advice for this node, with the reasons
@@ -32,15 +33,17 @@ from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
 from hpcrun.network import agents, tune
 from hpcrun.network.nccl import advise as advice
-from hpcrun.network.nccl.lint import (
-    NcclFinding,
-    by_severity,
-    export_findings,
-    lint,
-    settings_of_script,
-)
+from hpcrun.network.nccl.files import Reading, export_findings, read_file, read_text
+from hpcrun.network.nccl.lint import NcclFinding, by_severity, lint
 from hpcrun.network.nccl.machine import inspect_node
-from hpcrun.network.nccl.rules import Setting, installed_nccl, is_version, rules, settings_of
+from hpcrun.network.nccl.rules import (
+    Setting,
+    installed_nccl,
+    is_of_network,
+    is_version,
+    rules,
+    settings_of,
+)
 from hpcrun.printing import progress_bar, say, say_aside
 from hpcrun.ranks.launchers import step_hosts
 
@@ -116,58 +119,63 @@ def run(arguments: argparse.Namespace) -> int:
 def _lint(arguments: argparse.Namespace) -> int:
     """Print the findings; return 1 if a finding is an error."""
     version = arguments.nccl or installed_nccl()
-    settings, of_exports, name = _settings(arguments)
-    findings = by_severity(of_exports + lint(settings, version))
+    reading, name = _read(arguments)
+    findings = by_severity([*reading.findings, *lint(reading.settings, version)])
+    names = sorted({one.name for one in reading.settings if is_of_network(one.name)})
     if not (arguments.notes or arguments.json):
         findings = [finding for finding in findings if finding.level != "note"]
     if arguments.json:
         known = [one.as_record() for one in findings]
-        print_json({"checked": name, "nccl": version or rules().newest, "findings": known})
+        facts = {"checked": name, "nccl": version or rules().newest, "variables": names}
+        print_json(facts | {"findings": known})
     else:
-        _print_findings(findings, name, version)
+        _print_findings(findings, name, version, len(names))
     return int(any(finding.level == "error" for finding in findings))
 
 
-def _settings(arguments: argparse.Namespace) -> tuple[list[Setting], list[NcclFinding], str]:
-    """Return the settings, the findings about ``--export`` lists, and the name of the checked source."""
+def _read(arguments: argparse.Namespace) -> tuple[Reading, str]:
+    """Return the settings, the findings about the lines that make them, and the name of the source."""
     target: str | None = arguments.target
     if target is None:
-        return settings_of(os.environ, "environment"), [], "the environment"
+        return Reading(tuple(settings_of(os.environ, "environment"))), "the environment"
     path = Path(target)
     if not path.is_file():
         directory = find_run_instead(target, runs_dir(arguments), "no such file")
-        return *_of_config(directory.config, directory.config.name), directory.name
-    if path.suffix.lower() in (".yaml", ".yml", ".json"):
-        return *_of_config(path, target), target
-    if path.stat().st_size > _MAX_BYTES:
-        raise UserError(f"{path}: is larger than 1 MiB; name a script or a config")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return settings_of_script(text, target), export_findings(text, target), target
+        return _of_config(directory.config, directory.config.name), directory.name
+    reading = read_file(path)
+    if path.suffix.lower() in (".yaml", ".yml", ".json") and not reading.settings:
+        # A file without a variable may be a broken config, which gets its own line.
+        reading = _of_config(path, target)
+    return reading, target
 
 
-def _of_config(path: Path, name: str) -> tuple[list[Setting], list[NcclFinding]]:
+def _of_config(path: Path, name: str) -> Reading:
     """Return the settings of a config's ``job:`` section: first the lines of ``setup``, then ``env``."""
     layer = file_layer(path)
     job = layer.values.get("job")
     if not isinstance(job, Mapping):
-        return [], []
+        return Reading()
 
     def lines(key: str) -> list[str]:
         return [str(value) for value in job[key]] if isinstance(job.get(key), list) else []
 
-    settings = settings_of_script("\n".join(lines("setup")), "job.setup")
+    setup = read_text("\n".join(lines("setup")), "job.setup")
     exports = [
         finding
         for key in ("srun_args", "sbatch_args")
         for finding in export_findings(" ".join(lines(key)), f"job.{key}")
     ]
     env = job.get("env")
-    for key, value in env.items() if isinstance(env, Mapping) else ():
-        settings.append(Setting(str(key), str(value), layer.where.get(f"job.env.{key}", name)))
-    return settings, exports
+    own = [
+        Setting(str(key), str(value), layer.where.get(f"job.env.{key}", name))
+        for key, value in (env.items() if isinstance(env, Mapping) else ())
+    ]
+    return Reading((*setup.settings, *own), (*setup.findings, *exports))
 
 
-def _print_findings(findings: Sequence[NcclFinding], name: str, version: str | None) -> None:
+def _print_findings(
+    findings: Sequence[NcclFinding], name: str, version: str | None, count: int
+) -> None:
     for finding in findings:
         shown = finding.setting
         value = "" if shown.value is None else f"={shown.value}"
@@ -181,7 +189,13 @@ def _print_findings(findings: Sequence[NcclFinding], name: str, version: str | N
         if (number := sum(finding.level == level for finding in findings))
     ]
     known = version or f"{rules().newest}, the newest known"
-    say_aside(f"hpcrun: {name}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})")
+    if not (count or findings):
+        say_aside(
+            f"hpcrun: {name}: no variable of NCCL, RCCL, PyTorch, gloo, libfabric or UCX found"
+        )
+        return
+    read = f"{plural(count, 'variable')} in {name}"
+    say_aside(f"hpcrun: {read}: {', '.join(counts) or 'nothing is wrong'} (NCCL {known})")
 
 
 def _advise(arguments: argparse.Namespace) -> int:

@@ -204,6 +204,15 @@ def _gloo_lines(facts: NodeFacts, lines: list[Advice]) -> list[Advice]:
 
 def _node_remarks(facts: NodeFacts) -> list[Advice]:
     remarks = []
+    if not facts.gpus:
+        devices = "" if facts.rdma or facts.cxi else " and no RDMA device"
+        remarks.append(
+            _remark(
+                f"no GPU{devices} is visible here, and NCCL needs GPUs: ask for advice on a GPU node, in the "
+                "container of the job (srun)",
+                "env",
+            )
+        )
     if facts.shm is not None and facts.shm < _LITTLE_SHM and len(facts.gpus) > 1:
         size = facts.shm // (1 << 20)
         remarks.append(

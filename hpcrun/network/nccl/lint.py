@@ -1,14 +1,8 @@
-"""Lint of the environment of a job: each setting separately, and the settings together.
-
-The settings come from the environment, or from the lines of a shell script or a Python program.
-"""
+"""Lint of the environment of a job: each setting separately, and the settings together."""
 
 import difflib
-import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from hpcrun.network.nccl.rules import (
     PARTLY_KNOWN,
@@ -18,12 +12,17 @@ from hpcrun.network.nccl.rules import (
     Variable,
     concerns_nccl,
     effective,
+    is_of_network,
+    rules,
+    version_key,
+)
+from hpcrun.network.nccl.values import (
+    is_harmless,
     is_old_distance,
     number,
+    padded,
     prefix_trap,
-    rules,
     shared_file,
-    version_key,
     wrong_value,
 )
 
@@ -61,19 +60,22 @@ def lint(settings: Iterable[Setting], nccl: str | None = None) -> list[NcclFindi
     """Return the findings about ``settings``, errors first.
 
     Args:
-        settings: in their order of execution; the last setting of a name counts.
+        settings: in their order of execution. The last setting of a name counts, and each that is set for
+            one command.
         nccl: the version of NCCL of the job; None means the newest that the rules know.
     """
     version = nccl or rules().newest
-    last = effective(settings)
+    listed = list(settings)
+    last = effective(listed)
+    lasting = effective(one for one in listed if not one.of_command)
     findings: list[NcclFinding] = []
-    for setting in last.values():
+    for setting in [*lasting.values(), *(one for one in listed if one.of_command)]:
         variable = rules().variables.get(setting.name)
         if variable is None:
             findings += _unknown(setting)
         else:
             findings += _known(setting, _applying(variable, version, last), version)
-    return by_severity(findings + combined_findings(last, version))
+    return by_severity(findings + combined_findings(last, version) + _compared(last))
 
 
 def _applying(variable: Variable, version: str, others: Iterable[str]) -> Variable:
@@ -90,6 +92,9 @@ def _unknown(setting: Setting) -> list[NcclFinding]:
     A network plugin may read further names. libfabric and gloo do: only a name with a letter too many or too
     few is reported for them.
     """
+    if setting.name != setting.name.upper() and is_of_network(setting.name):
+        words = f"no library reads this name: the case counts; write {setting.name.upper()}"
+        return [NcclFinding("error", setting, words, "env")]
     if setting.name.startswith(PARTLY_KNOWN):
         near = difflib.get_close_matches(setting.name, rules().variables, n=1, cutoff=0.94)
         message = f"not a known variable; did you mean {''.join(near)}?"
@@ -157,13 +162,17 @@ def _about_value(setting: Setting, variable: Variable, value: str) -> list[NcclF
     findings = []
     wrong = wrong_value(variable, value)
     if wrong:
-        findings.append(_finding("error", setting, variable, wrong))
+        level: Level = "warning" if is_harmless(variable, value) else "error"
+        findings.append(_finding(level, setting, variable, wrong))
+    elif padded(value) and variable.choices and variable.library == "nccl":
+        message = "has a blank at its begin or end, with which NCCL before 2.30 does not read it"
+        findings.append(_finding("warning", setting, variable, message))
     if is_old_distance(variable, value):
         message = "a number means another distance in another version; write PIX, PXB, PHB or SYS"
         findings.append(_finding("warning", setting, variable, message))
     if trap := prefix_trap(variable, value):
         # Hosts with ten RDMA devices of one name are common, hosts with ten interfaces are not.
-        level: Level = "warning" if variable.type == "devices" else "note"
+        level = "warning" if variable.type == "devices" else "note"
         findings.append(_finding(level, setting, variable, trap))
     if shared := shared_file(variable, value):
         findings.append(_finding("warning", setting, variable, shared))
@@ -200,11 +209,49 @@ def combined_findings(settings: Mapping[str, Setting], version: str) -> list[Ncc
     return findings
 
 
+_MOST_SOCKETS = 64
+_CHANNELS = ("CTAS", "NCHANNELS", "NRINGS")
+
+
+def _compared(settings: Mapping[str, Setting]) -> list[NcclFinding]:
+    """Return the findings about numbers that contradict each other."""
+
+    def value(name: str) -> int | None:
+        setting = settings.get(name)
+        return None if setting is None or setting.value is None else number(setting.value)
+
+    findings = []
+    for name, setting in settings.items():
+        if "_MIN_" not in name or name not in rules().variables:
+            continue
+        others = [name.replace("_MIN_", "_MAX_")]
+        if name.removeprefix("NCCL_MIN_") in _CHANNELS:
+            others = [f"NCCL_MAX_{kind}" for kind in _CHANNELS]
+        low = value(name)
+        for other in others:
+            high = value(other)
+            if low is not None and high is not None and low > high:
+                message = f"is above {other}={high}; the least value has to be the lower one"
+                findings.append(
+                    NcclFinding("error", setting, message, rules().variables[name].source)
+                )
+    sockets, threads = value("NCCL_NSOCKS_PERTHREAD"), value("NCCL_SOCKET_NTHREADS")
+    if sockets and threads and min(threads, 16) * sockets > _MOST_SOCKETS:
+        message = (
+            f"{threads} threads with {sockets} sockets each are more than {_MOST_SOCKETS} sockets: NCCL "
+            f"lowers the number to {_MOST_SOCKETS // min(threads, 16)} each"
+        )
+        setting = settings["NCCL_NSOCKS_PERTHREAD"]
+        findings.append(NcclFinding("warning", setting, message, "env"))
+    return findings
+
+
 def _about(rule: Combination, settings: Mapping[str, Setting]) -> list[str]:
     if not rule.about.endswith("*"):
         return [rule.about] if rule.about in settings else []
     prefix = rule.about.removesuffix("*")
-    named = set(rule.when)
+    # Which network is used is no setting of that network.
+    named = {*rule.when, "NCCL_IB_DISABLE"}
     return [name for name in settings if name.startswith(prefix) and name not in named]
 
 
@@ -239,112 +286,3 @@ def _matches(value: str, condition: str) -> bool:
         return False
     limit = int(condition[1:])
     return found > limit if condition[0] == ">" else found < limit
-
-
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PYTHON = re.compile(
-    r"environ(?:\.setdefault\(|\[)\s*(['\"])(?P<name>\w+)\1\s*(?:\]\s*=(?!=)|,)\s*(?P<rest>.+)"
-)
-_PYTHON_VALUE = re.compile(r"(?:str\()?\s*(?:(['\"])(.*?)\1|(\d+))\s*\)*\s*(?:#.*)?$")
-_DEFAULTED = re.compile(r"\$\{\w+:?[-=]([^${}]*)\}")
-_COMMANDS = frozenset({"export", "env", "declare", "typeset", "local", "-x", "exec", "ENV"})
-_EXPORT_OPTION = re.compile(r"(?:^|\s)--export(?:=|\s+)(?P<list>\"[^\"]*\"|'[^']*'|\S+)")
-_ENDS = frozenset({"then", "do", "else", "{"})
-_SEPARATORS = ";&|()"
-
-Words = list[tuple[str, str | None]]
-"""Names with their values; None: the value is unknown, or there is none."""
-
-
-def settings_of_script(text: str, name: str) -> list[Setting]:
-    """Return the settings that a script makes, in the order of its lines.
-
-    Recognized are ``export A=b``, ``A=b command``, ``env A=b``, a Dockerfile's ``ENV``, the lists of
-    ``--export``, and assignments to Python's ``os.environ``. A value that contains a variable is unknown,
-    except ``${A:-default}``, which counts as its default. Comments are ignored.
-
-    Args:
-        text: the script.
-        name: the name of the script for the place of a setting.
-    """
-    found: list[Setting] = []
-    for place, line in _lines(text):
-        where = f"{name}:{place}"
-        if match := _PYTHON.search(line):
-            value = _PYTHON_VALUE.match(match["rest"].strip())
-            known = value and (value[2] if value[1] else value[3])
-            found.append(Setting(match["name"], known, where))
-            continue
-        found += [Setting(one, value, where) for one, value in _shell_settings(line)]
-        exported = [pair for words in _export_lists(line) for pair in words]
-        found += [Setting(one, value, where) for one, value in exported if value is not None]
-    return found
-
-
-def export_findings(text: str, name: str) -> list[NcclFinding]:
-    """Return a finding for each ``--export=A=b,c``: Slurm cuts the value at its comma."""
-    findings = []
-    for place, line in _lines(text):
-        for words in _export_lists(line):
-            for (one, value), (rest, of_rest) in pairwise(words):
-                # In capitals, the word is a variable to pass on (PATH), not the rest of a value (mlx5_1).
-                if value is None or of_rest is not None or re.fullmatch(r"[A-Z_][A-Z0-9_]*", rest):
-                    continue
-                message = (
-                    f"--export cuts the value at its comma: the job gets {value!r} and not {rest!r}; "
-                    "write `export` lines in the script"
-                )
-                setting = Setting(one, value, f"{name}:{place}")
-                findings.append(NcclFinding("error", setting, message, "srun"))
-    return findings
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each logical line; a backslash at the end joins two lines."""
-    joined, start = "", 0
-    for place, raw in enumerate([*text.splitlines(), ""], start=1):
-        start = start if joined else place
-        if raw.endswith("\\"):
-            joined += raw[:-1] + " "
-            continue
-        line, joined = joined + raw, ""
-        if not line.lstrip().startswith("#") or line.lstrip().startswith("#SBATCH"):
-            yield start, line
-
-
-def _shell_settings(line: str) -> Words:
-    """Return the assignments before each command of a line, or after ``export`` and ``env``."""
-    found: Words = []
-    assigning = True
-    for word in _shell_words(line):
-        match = _ASSIGNMENT.fullmatch(word)
-        if word in _ENDS or word[0] in _SEPARATORS:
-            assigning = True
-        elif assigning and match:
-            value = _DEFAULTED.sub(lambda default: default[1].strip("\"'"), match[2])
-            found.append((match[1], None if "$" in value or "`" in value else value))
-        elif word not in _COMMANDS:
-            assigning = False
-    return found
-
-
-def _shell_words(line: str) -> Iterator[str]:
-    """Yield the words of ``line`` without quotes; a quote that the line does not close ends it."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SEPARATORS)
-    lexer.whitespace_split = True
-    try:
-        yield from filter(None, lexer)
-    except ValueError:
-        return
-
-
-def _export_lists(line: str) -> list[Words]:
-    """Return the words of each ``--export`` on the line, split like Slurm at every comma outside quotes."""
-    lists = []
-    for option in _EXPORT_OPTION.finditer(line):
-        words: Words = []
-        for word in option["list"].strip("\"'").split(","):
-            name, separator, value = word.partition("=")
-            words.append((name, (None if "$" in value else value) if separator else None))
-        lists.append(words)
-    return lists

@@ -18,7 +18,11 @@ from hpcrun.network.nccl.rules import settings_of
 NODES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "nodes.yaml").read_text(encoding="utf-8")
 )
-facts_from = TypeAdapter(NodeFacts).validate_python
+
+
+def facts_from(recorded: dict[str, Any]) -> NodeFacts:
+    """Return recorded facts; a node has a GPU where the record does not list GPUs."""
+    return TypeAdapter(NodeFacts).validate_python({"gpus": ["NVIDIA A100"]} | recorded)
 
 
 def settings(lines: list[Advice]) -> dict[str, str | None]:

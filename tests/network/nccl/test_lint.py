@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import yaml
 
 from hpcrun.network.nccl.lint import NcclFinding, lint
-from hpcrun.network.nccl.rules import number, rules, settings_of
+from hpcrun.network.nccl.rules import rules, settings_of
+from hpcrun.network.nccl.values import number
 
 GUIDES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parent / "guides.yaml").read_text(encoding="utf-8")
@@ -67,6 +69,7 @@ def test_what_needs_no_setting_has_no_finding() -> None:
     assert found(PATH="/bin", HOME="/root", CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="1") == []
     assert found(NCCL_SOCKET_IFNAME="=eth0", GLOO_SOCKET_IFNAME="eth0", NCCL_DEBUG="WARN") == []
     assert found(NCCL_IB_HCA="=mlx5_0,mlx5_1", NCCL_CROSS_NIC="1") == []
+    assert found(NCCL_HOME="/opt/nccl", NCCL_VERSION="2.21.5", NCCL_TESTS_DIR="x") == []
 
 
 def test_a_name_that_no_program_reads() -> None:
@@ -102,7 +105,24 @@ def test_versions_decide_what_is_gone_or_not_there_yet() -> None:
         ("NCCL_ALGO", "rings", "known are ring"),
         ("NCCL_ALGO", "allreduce:^tree;broadcast:fast", "'fast'"),
         ("NCCL_SOCKET_NTHREADS", "four", "whole number"),
-        ("NCCL_BUFFSIZE", "4M", "whole number"),
+        ("NCCL_BUFFSIZE", "4M", "whole number, not 4M; NCCL reads 4"),
+        ("NCCL_LL128_BUFFSIZE", "1e6", "NCCL reads 1"),
+        ("NCCL_P2P_NVL_CHUNKSIZE", "0.5", "NCCL reads 0"),
+        ("NCCL_P2P_DISABLE", "true", "NCCL reads 0"),
+        ("NCCL_SOCKET_NTHREADS", "four", "reads 0, because it does not begin with a digit"),
+        ("NCCL_SOCKET_NTHREADS", "17 threads", "reads 17"),
+        ("NCCL_UCX_DISABLE", "yes", "NCCL reads 0"),
+        ("OFI_NCCL_CQ_SIZE", "12k", "whole number"),
+        ("GLOO_SOCKET_IFNAME", "^lo", "full names"),
+        ("GLOO_SOCKET_IFNAME", "=eth0", "full names"),
+        ("TP_SOCKET_IFNAME", "eth*", "'*': gloo takes full names"),
+        ("NCCL_SOCKET_IFNAME", "eth*", "write eth"),
+        ("NCCL_IB_HCA", "mlx5_[0-3]", "no patterns; write mlx5_"),
+        ("NCCL_IB_HCA", "mlx5_{0..3}", "no patterns"),
+        ("NCCL_IB_HCA", "mlx5_0 ", "has a space"),
+        ("NCCL_IB_HCA", "^mlx5_0,^mlx5_1", "only at the begin"),
+        ("NCCL_ALGO", "Ring ", "a blank at its begin or end"),
+        ("NCCL_P2P_LEVEL", " NVL", "write NVL"),
         (
             "NCCL_SOCKET_IFNAME",
             "=eth0, eth1",
@@ -110,9 +130,6 @@ def test_versions_decide_what_is_gone_or_not_there_yet() -> None:
         ),
         ("NCCL_SOCKET_FAMILY", "ipv4", "AF_INET or AF_INET6"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "0 to 3"),
-        ("NCCL_DEBUG", "ERROR", "should be VERSION, WARN, INFO, TRACE or ABORT, not ERROR"),
-        ("NCCL_DEBUG", "debug", "prints nothing; WARN prints the errors"),
-        ("NCCL_DEBUG", "1", "WARN prints the errors"),
         ("NCCL_DEBUG_SUBSYS", "INIT,NETS", "'NETS'; known are INIT, COLL"),
         ("NCCL_DEBUG_SUBSYS", "^GRAPHS", "'GRAPHS'"),
         ("NCCL_DEBUG_TIMESTAMP_LEVELS", "ERROR", "'ERROR'; known are VERSION"),
@@ -172,6 +189,63 @@ def test_valid_values_are_no_errors(name: str, values: str) -> None:
         assert not names(found(**{name: value}), "error"), value
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("NCCL_DEBUG", "ERROR", "should be VERSION, WARN, INFO, TRACE or ABORT, not ERROR"),
+        ("NCCL_DEBUG", "debug", "prints nothing; WARN prints the errors"),
+        ("NCCL_DEBUG", "1", "WARN prints the errors"),
+        ("NCCL_DEBUG", "WARN ", "before 2.30"),
+        ("NCCL_IB_TIMEOUT", "22s", "NCCL reads 22"),
+        ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "100ms", "NCCL reads 100"),
+    ],
+)
+def test_a_wrong_value_that_changes_nothing_is_a_warning(name: str, value: str, words: str) -> None:
+    assert words in one("warning", **{name: value})
+    assert not names(found(**{name: value}), "error")
+
+
+@pytest.mark.parametrize(
+    ("env", "about", "words"),
+    [
+        ({"MIN_CTAS": "32", "MAX_CTAS": "8"}, "NCCL_MIN_CTAS", "above NCCL_MAX_CTAS=8"),
+        ({"MIN_NCHANNELS": "32", "MAX_NCHANNELS": "4"}, "NCCL_MIN_NCHANNELS", "NCHANNELS=4"),
+        ({"MIN_NRINGS": "8", "MAX_NCHANNELS": "4"}, "NCCL_MIN_NRINGS", "NCHANNELS=4"),
+        ({"MIN_P2P_NCHANNELS": "0x10", "MAX_P2P_NCHANNELS": "8"}, "NCCL_MIN_P2P_NCHANNELS", "=8"),
+        ({"MIN_CTAS": "4", "MAX_CTAS": "4"}, None, ""),
+    ],
+)
+def test_a_least_value_above_the_largest(env: dict[str, str], about: str, words: str) -> None:
+    errors = [
+        finding
+        for finding in found(**{f"NCCL_{name}": value for name, value in env.items()})
+        if finding.level == "error"
+    ]
+    assert [finding.setting.name for finding in errors] == ([about] if about else [])
+    assert all(words in finding.message for finding in errors)
+
+
+@pytest.mark.parametrize(
+    ("threads", "sockets", "wrong"), [(16, 8, 1), (8, 9, 1), (16, 4, 0), (4, 4, 0)]
+)
+def test_more_sockets_than_nccl_takes(threads: int, sockets: int, wrong: int) -> None:
+    env = {"NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(sockets)}
+    findings = [one for one in found(**env) if "more than 64 sockets" in one.message]
+    assert len(findings) == wrong
+
+
+def test_names_in_lower_case_are_read_by_no_library() -> None:
+    assert "write NCCL_DEBUG" in one("error", nccl_debug="INFO")
+    assert "write GLOO_SOCKET_IFNAME" in one("error", Gloo_Socket_Ifname="eth0")
+    assert found(http_proxy="x", debug="1") == []
+
+
+def test_variables_of_plug_ins_are_known() -> None:
+    assert found(NCCL_IBEXT_DISABLE="1", NCCL_PLUGIN_P2P="ucx", NCCL_UCX_TLS="all") == []
+    assert found(NCCL_INSPECTOR_ENABLE="1", NCCL_PROFILE_COLL_POOL_SIZE="8") == []
+    assert found(OFI_NCCL_MR_CACHE_DISABLE="true", OFI_NCCL_TUNER_TYPE="Region") == []
+
+
 def test_the_variables_for_a_timeout_get_their_remedy() -> None:
     assert "init_process_group(timeout=...)" in one("error", NCCL_TIMEOUT="3600")
     assert "use TORCH_NCCL_BLOCKING_WAIT" in one("warning", NCCL_BLOCKING_WAIT="1")
@@ -223,6 +297,11 @@ def test_settings_that_cancel_each_other(env: dict[str, str], about: str, words:
         assert not names(found(**alone), "error"), "each setting is right by itself"
 
 
+def test_two_ways_to_the_socket_network_agree() -> None:
+    assert not names(found(NCCL_NET="Socket", NCCL_IB_DISABLE="1"), "error")
+    assert names(found(NCCL_NET="Socket", NCCL_IB_HCA="mlx5"), "error") == {"NCCL_IB_HCA"}
+
+
 def test_an_excluded_algorithm_is_not_asked_for() -> None:
     assert not names(found(NCCL_ALGO="^NVLS", NCCL_NVLS_ENABLE="0"), "error")
 
@@ -234,4 +313,8 @@ def test_a_log_file_that_all_processes_share() -> None:
 
 def test_the_last_setting_of_a_name_counts() -> None:
     first = settings_of({"NCCL_IB_TIMEOUT": "50"}, "first")
-    assert lint(first + settings_of({"NCCL_IB_TIMEOUT": "22"}, "second"), None) == []
+    second = settings_of({"NCCL_IB_TIMEOUT": "22"}, "second")
+    assert lint(first + second, None) == []
+    # A command has its own variables: no later line replaces them.
+    own = [replace(setting, of_command=True) for setting in first]
+    assert [one.setting.where for one in lint(own + second, None)] == ["first"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.network.nccl.lint import export_findings, settings_of_script
+from hpcrun.network.nccl.files import export_findings, read_text
 
 
 def values(text: str) -> list[tuple[str, str | None]]:
     """Return name and value of each setting in a script."""
-    return [(setting.name, setting.value) for setting in settings_of_script(text, "s")]
+    return [(setting.name, setting.value) for setting in read_text(text, "s").settings]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_a_line_sets(line: str, expected: list[tuple[str, str | None]]) -> 
 
 def test_a_setting_names_its_line() -> None:
     text = "#!/bin/bash\n\nexport A=1 \\\n   B=2\nexport C=3\n"
-    assert [setting.where for setting in settings_of_script(text, "a.sh")] == [
+    assert [setting.where for setting in read_text(text, "a.sh").settings] == [
         *("a.sh:3", "a.sh:3", "a.sh:5")
     ]
 
