@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 
+from hpcrun.diagnose.literals import cover, literals
 from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, wrapper_in
 
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
@@ -53,8 +54,9 @@ class KnownMessage:
     source: str
 
     @functools.cached_property
-    def _compiled(self) -> tuple["re.Pattern[str]", ...]:
-        return tuple(re.compile(pattern) for pattern in self.pattern)
+    def required(self) -> tuple[tuple[str, ...], ...]:
+        """For each expression, texts in lower case, one of which is in every match; empty if unknown."""
+        return tuple(map(literals, self.pattern))
 
     @property
     def level(self) -> int:
@@ -63,8 +65,13 @@ class KnownMessage:
 
     def search(self, text: str) -> "re.Match[str] | None":
         """Find the message in ``text``."""
-        found = (pattern.search(text) for pattern in self._compiled)
+        found = (_compiled(pattern).search(text) for pattern in self.pattern)
         return next((match for match in found if match), None)
+
+
+@functools.cache
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    return re.compile(pattern)
 
 
 @functools.cache
@@ -82,22 +89,42 @@ def phrases(name: str) -> "re.Pattern[str]":
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
     low = line.lower()
-    return any(word in low for word in _words())
+    return any(word in low for word in _index())
+
+
+# An expression: a text in lower case that its matches contain, its place in the order of strength, and itself.
+_Known = tuple[str, int, KnownMessage, str]
 
 
 @functools.cache
-def _words() -> tuple[str, ...]:
-    return tuple(word.replace("_", " ") for word in _load("phrases")["words"].split())
+def _index() -> dict[str, list[_Known]]:
+    """Return the expressions of all entries by a word that every match contains."""
+    # Among equal entries the order stays: the files list specific messages before general ones.
+    ordered = sorted(entries(), key=lambda entry: -entry.level)
+    known = [
+        (text, place, entry, pattern)
+        for place, entry in enumerate(ordered)
+        for pattern, texts in zip(entry.pattern, entry.required, strict=True)
+        for text in texts
+    ]
+    index: dict[str, list[_Known]] = {word: [] for word in cover(text for text, *_ in known)}
+    for one in known:
+        index[next(word for word in index if word in one[0])].append(one)
+    return index
 
 
 @functools.lru_cache(maxsize=4096)
 def match(line: str) -> KnownMessage | None:
     """Return the strongest entry that matches within ``line``, or None."""
-    if not may_match(line):
-        return None
-    found = [entry for entry in entries() if entry.search(line)]
-    # max() keeps the first of equal entries: the files list specific messages before general ones.
-    return max(found, key=lambda entry: entry.level, default=None)
+    low, index = line.lower(), _index()
+    possible = [
+        (place, entry, pattern)
+        for word in [word for word in index if word in low]
+        for text, place, entry, pattern in index[word]
+        if text in low
+    ]
+    possible.sort(key=lambda one: one[0])
+    return next((entry for _, entry, pattern in possible if _compiled(pattern).search(line)), None)
 
 
 def explained(message: str, where: str = "") -> str | None:
