@@ -3,7 +3,9 @@
 An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, the area of
 the fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
 ``role``, the place of its message in a failure (see :class:`KnownMessage`); ``cause`` and ``remedy``;
-``retry``, the effect of another start; ``source``, where the message was seen.
+``retry``, the effect of another start; ``source``, where the message was seen. ``instead`` (ids) and
+``frames`` are optional: if the traceback before a message of these entries matches ``frames``, this entry
+takes their place.
 """
 
 import functools
@@ -22,7 +24,10 @@ Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
-_FILES = ("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
+_FILES = (
+    *("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch"),
+    "signals",
+)
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
 """Characters: for longer messages, only the known words are repeated."""
@@ -52,6 +57,8 @@ class KnownMessage:
     remedy: str
     retry: Retry
     source: str
+    instead: tuple[str, ...] = ()
+    frames: str = ""
 
     @functools.cached_property
     def required(self) -> tuple[tuple[str, ...], ...]:
@@ -65,7 +72,8 @@ class KnownMessage:
 
     def search(self, text: str) -> "re.Match[str] | None":
         """Find the message in ``text``."""
-        found = (_compiled(pattern).search(text) for pattern in self.pattern)
+        patterns = [*self.pattern, *(one for name in self.instead for one in named(name).pattern)]
+        found = (_compiled(pattern).search(text) for pattern in patterns)
         return next((match for match in found if match), None)
 
 
@@ -92,7 +100,7 @@ def may_match(line: str) -> bool:
     return any(word in low for word in _index())
 
 
-# An expression: a text in lower case that its matches contain, its place in the order of strength, and itself.
+# An expression with a text in lower case that its matches contain, and its place in the order of strength.
 _Known = tuple[str, int, KnownMessage, str]
 
 
@@ -127,16 +135,26 @@ def match(line: str) -> KnownMessage | None:
     return next((entry for _, entry, pattern in possible if _compiled(pattern).search(line)), None)
 
 
-def explained(message: str, where: str = "") -> str | None:
+def of_traceback(entry: KnownMessage | None, frames: str) -> KnownMessage | None:
+    """Return the entry that is meant by a message of ``entry`` at the end of this traceback."""
+    if entry is not None and frames:
+        for one in entries():
+            if entry.id in one.instead and _compiled(one.frames).search(frames):
+                return one
+    return entry
+
+
+def explained(message: str, where: str = "", traceback: str = "") -> str | None:
     """Return the words of ``message`` with cause and remedy; None for an unknown message.
 
     Args:
             where: the place of the error, which follows a short message.
+            traceback: the traceback that the message ends.
     """
     known = _first_known(message)
     if known is None:
         return None
-    entry, line = known[0], known[1].strip()
+    entry, line = of_traceback(known[0], traceback) or known[0], known[1].strip()
     of_line = match(known[1][:4000])
     found = of_line and of_line.search(line)
     assert found
@@ -175,4 +193,5 @@ def _load(name: str) -> Any:
 def _read() -> Iterator[KnownMessage]:
     for name in _FILES:
         for entry in _load(name):
-            yield KnownMessage(**{**entry, "pattern": tuple(entry["pattern"])})
+            lists = {key: tuple(entry.get(key, ())) for key in ("pattern", "instead")}
+            yield KnownMessage(**{**entry, **lists})

@@ -35,7 +35,8 @@ class _Waiting:
 
     def __str__(self) -> str:
         of = f" of {self.size} elements" if self.size else ""
-        return f"{self.operation}{of} ({f'process group {self.group}, ' if self.group else ''}collective {self.at})"
+        group = f"process group {self.group}, " if self.group else ""
+        return f"{self.operation}{of} ({group}collective {self.at})"
 
 
 def member_of(text: str) -> tuple[str, int] | None:
@@ -74,12 +75,12 @@ class Positions:
             at[rank] = max(int(begun["at"]), at.get(rank, -1))
         waiting, work = self._waiting.get(rank), _AT_WORK.search(text)
         if timed_out:
-            at = int(timed_out["at"])
-            self._timed_out.setdefault(name, {}).setdefault(rank, at)
+            position = int(timed_out["at"])
+            self._timed_out.setdefault(name, {}).setdefault(rank, position)
             self._blocking = self._blocking or _BLOCKING in text
             if timed_out["operation"] and waiting is None:
                 size = timed_out["size"] or ""
-                self._waiting[rank] = _Waiting(at, timed_out["operation"], size)
+                self._waiting[rank] = _Waiting(position, timed_out["operation"], size)
         elif waiting and work and int(work["at"]) == waiting.at and not waiting.group:
             self._waiting[rank] = replace(waiting, group=name)
 

@@ -22,6 +22,8 @@ _CONFIDENCE: dict[int, Confidence] = {3: "high", 2: "medium"}
 _MOST_EVIDENCE = 4
 _MOST_NOTES = 3
 _TASK_ENDS = ("step-aborted", "task-killed")
+# slurmstepd reports them at the end of the step, after a cancellation that came later.
+_REPORTED_LATE = ("slurm-out-of-memory",)
 _TEXT = 400
 _UNEXPLAINED = {
     "exception": "an error that the catalog does not know",
@@ -247,7 +249,9 @@ def _before_the_end(end: Sighting, candidates: list[Sighting]) -> Sighting | Non
         if one.scheduler or one.level < 2:
             continue
         line = one.line
-        if line.file == end.line.file:
+        if one.id in _REPORTED_LATE:
+            earlier = True
+        elif line.file == end.line.file:
             earlier = one.order < end.order
         elif line.time is not None and times:
             earlier = line.time < min(times)

@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 _WORD = re.compile(r"[a-z]{4,}")
 # Words of ordinary output: a search for them would keep nearly every line.
-_COMMON = frozenset(
-    "with file user time name loss step have been size state while call type host load open torch cuda tensor"
-    " http model version found value values valid range message process parameter checkpoint rank ranks node"
-    " device memory init many need should still layer object bytes equal event status match progress loading"
-    " down could received called create nvidia this only such same must after default number input".split()
+_COMMON = re.compile(
+    r"after|been|bytes|call|called|checkpoint|could|create|cuda|default|device|down|equal|event|file"
+    r"|found|have|host|http|init|input|layer|load|loading|loss|many|match|memory|message|model|must"
+    r"|name|need|node|number|nvidia|object|only|open|parameter|process|progress|range|rank|ranks"
+    r"|received|same|should|size|state|status|step|still|such|tensor|this|time|torch|type|user|valid"
+    r"|value|values|version|while|with"
 )
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*),?\d*\})\??")
@@ -30,7 +31,7 @@ def literals(pattern: str) -> tuple[str, ...]:
 
 
 def _alternatives(pattern: str, at: int) -> tuple[tuple[str, ...], int]:
-    """Return the texts of the alternatives from ``at`` to the end of their group, and the place of that end."""
+    """Return the texts of the alternatives from ``at`` to the end of their group, and its place."""
     branches: list[tuple[str, ...]] = []
     while True:
         branch, at = _branch(pattern, at)
@@ -89,7 +90,12 @@ def cover(texts: Iterable[str]) -> tuple[str, ...]:
     left = set(texts)
     words: list[str] = []
     while left:
-        counts = Counter(word for text in left for word in {*_WORD.findall(text)} - _COMMON)
+        counts = Counter(
+            word
+            for text in left
+            for word in set(_WORD.findall(text))
+            if not _COMMON.fullmatch(word)
+        )
         word = counts.most_common(1)[0][0] if counts else min(left)
         words.append(word)
         left = {text for text in left if word not in text}

@@ -1,4 +1,4 @@
-"""Signs in a log that a program continued after a message: steps, rows of a table, later output, a success."""
+"""Signs in a log that a program continued after a message: steps, rows, later output, a success."""
 
 import re
 
@@ -33,8 +33,8 @@ def is_row(text: str) -> bool:
 class Progress:
     """The steps and the output that a log shows, by the order of the lines.
 
-    ``advances``: the number of steps so far. ``rows``: the number of rows of tables. ``output``: the number of
-    lines that are ordinary output. ``failed``: the order of the last line with a failure.
+    ``advances``: the number of steps so far. ``rows``: the number of rows of tables. ``output``: the number
+    of lines that are ordinary output. ``failed``: the order of the last line with a failure.
     """
 
     def __init__(self) -> None:

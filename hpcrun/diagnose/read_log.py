@@ -43,6 +43,7 @@ _NODE = re.compile(
     r"|Node failure on (?P<lost>[^:\s,]+)"
     r"|^\s+host +: (?P<elastic>\S+)"
 )
+_COLOR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _FIRST = 200
 """Characters at the beginning of a line that may have labels."""
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
@@ -55,6 +56,7 @@ class LogLine:
 
     ``line`` counts from 1, and is 0 for a fact that is not a line of a file. ``time``: Unix seconds.
     ``failure``: the fact is a failure, whatever its text. ``until``: the time of the last change of the file.
+    ``frames``: the traceback of a record.
     """
 
     text: str
@@ -65,6 +67,7 @@ class LogLine:
     time: float | None = None
     failure: bool = False
     until: float | None = None
+    frames: str = ""
 
     @property
     def place(self) -> str:
@@ -76,6 +79,8 @@ def labeled(
     text: str, file: str, line: int, rank: int | None = None, *, until: float | None = None
 ) -> LogLine:
     """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
+    if "\x1b" in text:
+        text = _COLOR.sub("", text)
     when, node = _time(text), None
     while prefix := _PREFIX.match(text):
         node = prefix["journal"] or prefix["host"] or node

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hpcrun.diagnose.catalog import KnownMessage, match, may_match, named, phrases
+from hpcrun.diagnose.catalog import KnownMessage, match, may_match, named, of_traceback, phrases
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.progress import Progress, is_warning
 from hpcrun.diagnose.read_log import LogLine
@@ -27,11 +27,15 @@ _MOST_SIGHTINGS = 20_000
 _LONGEST = 4000
 _DIGITS = str.maketrans("", "", "0123456789")
 _ALIKE = 64
-"""Lines that differ only in their digits: so many are searched one by one; the next ones are equal to them."""
+"""Lines that differ only in their digits: so many are searched one by one."""
 _MOST_SHAPES = 50_000
+_MOST_FRAMES = 400
+"""Lines of a traceback."""
 # The policy of hpcrun requeues by itself.
 _OWN_REQUEUE = re.compile(r"^hpcrun: (?:\S+: )?restart \d+ after ")
 _REQUEUED = "slurm-requeued"
+# Slurm starts the task in spite of many of these errors, or after some time.
+_SOFT = ("slurm-task-plugin", "slurm-step-busy")
 _LIBRARY_LINES = 1
 _LOGGER_LINES = 3
 
@@ -41,7 +45,7 @@ class Sighting:
     """A line with a known message, or with an unknown error.
 
     ``before``: steps, rows and lines of the log before the line. ``raised``: the line ends a traceback.
-    ``quiet``: the line itself is only a warning. ``lead``: the first line of the same refusal, if it is another.
+    ``quiet``: the line itself is only a warning. ``lead``: the first line of the same refusal.
     ``lines``: the number of later lines that show that the program continued; None: no number does.
     """
 
@@ -104,7 +108,10 @@ def _kind_of(text: str) -> _Kind:
     if not output:
         handled = known and bool(phrases("handled").search(text))
         warning = is_warning(text)
-        if phrases("library").search(head[:200]):
+        soft = entry is not None and entry.id in _SOFT
+        handled = handled and not soft
+        soft = soft or (error and text.startswith(("srun: error: ", "slurmstepd")))
+        if soft or phrases("library").search(head[:200]):
             lines = _LIBRARY_LINES
         elif phrases("logger").search(head[:120]):
             lines = _LOGGER_LINES
@@ -130,6 +137,13 @@ class _Kinds:
         return kind
 
 
+_Key = tuple[str, int | None, str | None, str]
+
+
+def _key(one: Sighting) -> _Key:
+    return one.id, one.line.rank, one.line.node, one.line.file
+
+
 class Sightings:
     """Known messages found so far, up to a maximum number."""
 
@@ -140,10 +154,12 @@ class Sightings:
         self.named_nodes: set[str] = set()
         self.positions = Positions()
         self.wrapper = ""
-        self._first: dict[tuple[str, int | None, str | None, str], Sighting] = {}
+        self._first: dict[_Key, Sighting] = {}
+        self._last: dict[_Key, Sighting] = {}
         # For each source, the label before its traceback, and whether Python continues after it.
         self._tracebacks: dict[tuple[str, int | None], tuple[str, str]] = {}
         self._ways: dict[tuple[str, int | None], str] = {}
+        self._frames: dict[tuple[str, int | None], list[str]] = {}
         self._kinds = _Kinds()
         self._unknown: Sighting | None = None
         self._refusal: tuple[str, int, LogLine] | None = None
@@ -176,6 +192,8 @@ class Sightings:
             self.named_nodes.add(line.node)
         progress = self._progress.setdefault(line.file, Progress())
         progress.add(line.text, self._order)
+        if line.text.startswith("hpcrun: ") and _OWN_REQUEUE.match(line.text):
+            self._requeues = True
         ended = self._follow_traceback(line)
         kind = self._kinds.of(line.text)
         raised = ended == "raised"
@@ -184,11 +202,12 @@ class Sightings:
         if ended == "ignored" or not (certain or kind.known):
             if kind.output and not ended and not self._in_traceback(line):
                 progress.output += 1
-            self._requeues = self._requeues or bool(_OWN_REQUEUE.match(line.text))
             return
         if not certain and kind.handled:
             return
         entry = kind.entry
+        if entry is not None and (frames := self._frames_of(line)):
+            entry = of_traceback(entry, frames)
         quiet = not certain and kind.warning
         lines = _LIBRARY_LINES if ended == "thread" else None if certain else kind.lines
         sighting = Sighting(
@@ -221,11 +240,17 @@ class Sightings:
         self._refusal = kind.refusal, self._order, line
         return None
 
+    def _frames_of(self, line: LogLine) -> str:
+        """Return the lines of the traceback that ``line`` ends, or the traceback of a record."""
+        if line.frames:
+            return line.frames
+        return "\n".join(self._frames.pop((line.file, line.rank), ()))
+
     def _in_traceback(self, line: LogLine) -> bool:
         return (line.file, line.rank) in self._tracebacks
 
     def _follow_traceback(self, line: LogLine) -> str:
-        """Return what the exception at the end of a traceback does: "raised", "thread", "ignored"; else ""."""
+        """Return "raised", "thread" or "ignored" for the exception at the end of a traceback; else ""."""
         source, text = (line.file, line.rank), line.text
         opened = self._tracebacks.get(source)
         if text.startswith(_UNRAISED):
@@ -234,6 +259,7 @@ class Sightings:
             self._tracebacks[source] = "", "thread"
         elif _TRACEBACK in text:
             label = text.partition(_TRACEBACK)[0].removesuffix("Original ")
+            self._frames[source] = []
             self._tracebacks[source] = label, opened[1] if opened else "raised"
         elif text.startswith(_CHAINED) and source in self._ways:
             self._tracebacks[source] = "", self._ways[source]
@@ -247,6 +273,8 @@ class Sightings:
                 self._ways[source] = way
                 if _EXCEPTION.match(text):
                     return way
+            elif len(frames := self._frames.setdefault(source, [])) < _MOST_FRAMES:
+                frames.append(text)
         return ""
 
     def _keep(self, sighting: Sighting) -> None:
@@ -256,8 +284,10 @@ class Sightings:
         line = sighting.line
         if not sighting.quiet:
             self._progress[line.file].failed = sighting.order
-        key = (sighting.id, line.rank, line.node, line.file)
+        key = _key(sighting)
         known = self._first.get(key)
+        if known is not None:
+            self._last[key] = sighting
         if known is None and len(self._first) >= _MOST_SIGHTINGS:
             return
         if known is None or known.quiet > sighting.quiet or self._handled(known):
@@ -268,9 +298,14 @@ class Sightings:
         if one.line.failure:
             return False
         hard = one.launcher or (one.raised and one.level > 1)
-        lines = None if hard or one.raised else one.lines
         progress = self._progress[one.line.file]
-        return progress.continued(one.order, one.before, steps=not hard, lines=lines)
+        if progress.continued(one.order, one.before, steps=not hard, lines=None):
+            return True
+        # The newest of equal messages: the earlier ones are no failure of another kind.
+        last = self._last.get(_key(one), one)
+        if last.lines is None or last.raised or (hard and one.id not in _SOFT):
+            return False
+        return progress.continued(last.order, last.before, steps=False, lines=last.lines)
 
     def name_wrappers(self) -> None:
         """Let the keys of a checkpoint decide between another model and a wrapper."""
