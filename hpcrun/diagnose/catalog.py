@@ -3,7 +3,9 @@
 An entry has: ``id``; ``pattern``, regular expressions (one must match within a line); ``kind``, the area of
 the fault (input, program, environment, resource, storage, network, hardware, scheduler, unknown);
 ``role``, the place of its message in a failure (see :class:`KnownMessage`); ``cause`` and ``remedy``;
-``retry``, the effect of another start; ``source``, where the message was seen.
+``retry``, the effect of another start; ``source``, where the message was seen. ``instead`` (ids) and
+``frames`` are optional: if the traceback before a message of these entries matches ``frames``, this entry
+takes their place.
 """
 
 import functools
@@ -15,13 +17,17 @@ from typing import Any, Literal
 
 import yaml
 
+from hpcrun.diagnose.literals import cover, literals
 from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, wrapper_in
 
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
-_FILES = ("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch")
+_FILES = (
+    *("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch"),
+    "signals",
+)
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
 """Characters: for longer messages, only the known words are repeated."""
@@ -51,10 +57,13 @@ class KnownMessage:
     remedy: str
     retry: Retry
     source: str
+    instead: tuple[str, ...] = ()
+    frames: str = ""
 
     @functools.cached_property
-    def _compiled(self) -> tuple["re.Pattern[str]", ...]:
-        return tuple(re.compile(pattern) for pattern in self.pattern)
+    def required(self) -> tuple[tuple[str, ...], ...]:
+        """For each expression, texts in lower case, one of which is in every match; empty if unknown."""
+        return tuple(map(literals, self.pattern))
 
     @property
     def level(self) -> int:
@@ -63,8 +72,14 @@ class KnownMessage:
 
     def search(self, text: str) -> "re.Match[str] | None":
         """Find the message in ``text``."""
-        found = (pattern.search(text) for pattern in self._compiled)
+        patterns = [*self.pattern, *(one for name in self.instead for one in named(name).pattern)]
+        found = (_compiled(pattern).search(text) for pattern in patterns)
         return next((match for match in found if match), None)
+
+
+@functools.cache
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    return re.compile(pattern)
 
 
 @functools.cache
@@ -82,34 +97,64 @@ def phrases(name: str) -> "re.Pattern[str]":
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
     low = line.lower()
-    return any(word in low for word in _words())
+    return any(word in low for word in _index())
+
+
+# An expression with a text in lower case that its matches contain, and its place in the order of strength.
+_Known = tuple[str, int, KnownMessage, str]
 
 
 @functools.cache
-def _words() -> tuple[str, ...]:
-    return tuple(word.replace("_", " ") for word in _load("phrases")["words"].split())
+def _index() -> dict[str, list[_Known]]:
+    """Return the expressions of all entries by a word that every match contains."""
+    # Among equal entries the order stays: the files list specific messages before general ones.
+    ordered = sorted(entries(), key=lambda entry: -entry.level)
+    known = [
+        (text, place, entry, pattern)
+        for place, entry in enumerate(ordered)
+        for pattern, texts in zip(entry.pattern, entry.required, strict=True)
+        for text in texts
+    ]
+    index: dict[str, list[_Known]] = {word: [] for word in cover(text for text, *_ in known)}
+    for one in known:
+        index[next(word for word in index if word in one[0])].append(one)
+    return index
 
 
 @functools.lru_cache(maxsize=4096)
 def match(line: str) -> KnownMessage | None:
     """Return the strongest entry that matches within ``line``, or None."""
-    if not may_match(line):
-        return None
-    found = [entry for entry in entries() if entry.search(line)]
-    # max() keeps the first of equal entries: the files list specific messages before general ones.
-    return max(found, key=lambda entry: entry.level, default=None)
+    low, index = line.lower(), _index()
+    possible = [
+        (place, entry, pattern)
+        for word in [word for word in index if word in low]
+        for text, place, entry, pattern in index[word]
+        if text in low
+    ]
+    possible.sort(key=lambda one: one[0])
+    return next((entry for _, entry, pattern in possible if _compiled(pattern).search(line)), None)
 
 
-def explained(message: str, where: str = "") -> str | None:
+def of_traceback(entry: KnownMessage | None, frames: str) -> KnownMessage | None:
+    """Return the entry that is meant by a message of ``entry`` at the end of this traceback."""
+    if entry is not None and frames:
+        for one in entries():
+            if entry.id in one.instead and _compiled(one.frames).search(frames):
+                return one
+    return entry
+
+
+def explained(message: str, where: str = "", traceback: str = "") -> str | None:
     """Return the words of ``message`` with cause and remedy; None for an unknown message.
 
     Args:
             where: the place of the error, which follows a short message.
+            traceback: the traceback that the message ends.
     """
     known = _first_known(message)
     if known is None:
         return None
-    entry, line = known[0], known[1].strip()
+    entry, line = of_traceback(known[0], traceback) or known[0], known[1].strip()
     of_line = match(known[1][:4000])
     found = of_line and of_line.search(line)
     assert found
@@ -148,4 +193,5 @@ def _load(name: str) -> Any:
 def _read() -> Iterator[KnownMessage]:
     for name in _FILES:
         for entry in _load(name):
-            yield KnownMessage(**{**entry, "pattern": tuple(entry["pattern"])})
+            lists = {key: tuple(entry.get(key, ())) for key in ("pattern", "instead")}
+            yield KnownMessage(**{**entry, **lists})

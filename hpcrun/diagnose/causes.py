@@ -262,9 +262,10 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     at = f" at {first.where}" if first.where else ""
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
-    reported = explained(first.message, at) or (explained(full, at) or "").removeprefix(
-        f"{first.kind}: "
-    )
+    traceback = first.traceback
+    reported = explained(first.message, at, traceback) or (
+        explained(full, at, traceback) or ""
+    ).removeprefix(f"{first.kind}: ")
     reported = reported or f"{headline(first.message)}{at}"
     own = first.kind in CERTAIN
     unread = first.kind == _READ_FAILURE

@@ -5,39 +5,26 @@ about another rank; among messages of equal weight the earliest counts. No messa
 continued after it.
 """
 
-import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalog import (
-    RETRY_WORDS,
-    KnownMessage,
-    Retry,
-    match,
-    may_match,
-    named,
-    phrases,
-)
-from hpcrun.diagnose.collectives import Positions
+from hpcrun.diagnose.catalog import RETRY_WORDS, Retry
 from hpcrun.diagnose.read_log import LogLine
-from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, LoadedKeys
+from hpcrun.diagnose.sightings import UNKNOWN, Sighting, Sightings
+from hpcrun.diagnose.state_dict import WRAPPED
+
+__all__ = ["UNKNOWN", "Confidence", "FailureFinding", "find_cause"]
 
 Confidence = Literal["high", "medium", "low"]
 
-_TRACEBACK = "Traceback (most recent call last):"
-_EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(: .*)?$")
-# Python prints these tracebacks and continues.
-_UNRAISED = ("Exception ignored in", "--- Logging error ---")
-UNKNOWN = "unknown"
-"""The id of a finding without a known cause: only the last line with an error is shown."""
 _CONFIDENCE: dict[int, Confidence] = {3: "high", 2: "medium"}
-_MOST_SIGHTINGS = 20_000
 _MOST_EVIDENCE = 4
+_MOST_NOTES = 3
+_TASK_ENDS = ("step-aborted", "task-killed")
+# slurmstepd reports them at the end of the step, after a cancellation that came later.
+_REPORTED_LATE = ("slurm-out-of-memory",)
 _TEXT = 400
-# Message of a rank about an end that Slurm or a person began.
-_SCHEDULER = "scheduler"
 _UNEXPLAINED = {
     "exception": "an error that the catalog does not know",
     UNKNOWN: "no known failure; the last error",
@@ -83,36 +70,6 @@ class FailureFinding:
         return f"{where}{self.cause}; {RETRY_WORDS[self.retry]}"
 
 
-@dataclass(frozen=True)
-class _Sighting:
-    """A line with a known message, or with an unknown error.
-
-    ``advances``: the steps of the log before the line. ``raised``: the line ends a traceback. ``quiet``: the
-    line itself is only a warning.
-    """
-
-    line: LogLine
-    entry: KnownMessage | None
-    order: int
-    advances: int
-    raised: bool
-    quiet: bool = False
-    unknown: bool = False
-
-    @property
-    def level(self) -> int:
-        level = self.entry.level if self.entry else 2
-        return min(level, 1) if self.quiet else level
-
-    @property
-    def id(self) -> str:
-        return self.entry.id if self.entry else UNKNOWN if self.unknown else "exception"
-
-    @property
-    def scheduler(self) -> bool:
-        return self.entry is not None and self.entry.kind == _SCHEDULER
-
-
 def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | None:
     """Return the initiating cause that ``lines`` show; None if they show no failure.
 
@@ -120,164 +77,55 @@ def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | Non
             lines: the lines of all logs of one attempt, each log in its order. Facts with a time come first.
             nodes: the number of nodes of the job, if known.
     """
-    seen = _Seen(nodes)
+    seen = Sightings()
     for line in lines:
         seen.add(line)
-    return seen.finding()
+    return _Choice(seen, nodes).finding()
 
 
-class _Seen:
-    """Known messages found so far, up to a maximum number."""
+class _Choice:
+    """The choice of the initiating cause among sightings, and its description."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, seen: Sightings, nodes: int) -> None:
+        self._seen = seen
         self._all_nodes = nodes
-        self._first: dict[tuple[str, int | None, str | None, str], _Sighting] = {}
-        self._counts: Counter[str] = Counter()
-        self._ranks: set[int] = set()
-        self._nodes: dict[int, str] = {}
-        self._named_nodes: set[str] = set()
-        # For each source, the label before its traceback, and whether Python ignores the exception.
-        self._tracebacks: dict[tuple[str, int | None], tuple[str, bool]] = {}
-        self._unknown: _Sighting | None = None
-        self._progress: dict[str, Progress] = {}
-        self._positions = Positions()
-        self._keys: dict[tuple[str, int | None], LoadedKeys] = {}
-        self._order = 0
-
-    def add(self, line: LogLine) -> None:
-        """Read a line."""
-        self._order += 1
-        if line.rank is not None:
-            self._ranks.add(line.rank)
-            if line.node:
-                self._nodes.setdefault(line.rank, line.node)
-        if line.node and len(self._named_nodes) < _MOST_SIGHTINGS:
-            self._named_nodes.add(line.node)
-        progress = self._progress.setdefault(line.file, Progress())
-        progress.add(line.text, self._order)
-        raised = self._follow_traceback(line)
-        certain = raised or line.failure
-        if raised is None or not (certain or may_match(line.text)):
-            return
-        if not certain and phrases("handled").search(line.text):
-            return
-        entry = match(line.text[:4000])
-        quiet = not certain and is_warning(line.text)
-        sighting = _Sighting(line, entry, self._order, progress.advances, raised)
-        if entry is not None and entry.id == OTHER_MODEL:
-            self._keys.setdefault((line.file, line.rank), LoadedKeys()).add(line.text)
-        if entry is not None:
-            self._keep(replace(sighting, quiet=quiet and entry.level > 0))
-            if "ank " in line.text:
-                self._positions.add(line.text, line.rank)
-        elif certain:
-            self._keep(sighting)
-        elif not quiet and phrases("error").search(line.text[:400]):
-            self._unknown = replace(sighting, unknown=True)
-
-    def _follow_traceback(self, line: LogLine) -> bool | None:
-        """Return True for the exception at the end of a traceback; None if Python ignores the exception."""
-        source = (line.file, line.rank)
-        label, ignored = self._tracebacks.get(source, ("", False))
-        if line.text.startswith(_UNRAISED):
-            self._tracebacks[source] = "", True
-        elif _TRACEBACK in line.text:
-            label = line.text.partition(_TRACEBACK)[0].removesuffix("Original ")
-            self._tracebacks[source] = label, ignored
-        elif source in self._tracebacks:
-            text = line.text[len(label) :]
-            # The label before a line may be a time.
-            same = re.sub(r"\d", "0", line.text[: len(label)]) == re.sub(r"\d", "0", label)
-            if same and text.strip() and not text[0].isspace():
-                del self._tracebacks[source]
-                if _EXCEPTION.match(text):
-                    return None if ignored else True
-        return False
-
-    def _keep(self, sighting: _Sighting) -> None:
-        self._counts[sighting.id] += 1
-        line = sighting.line
-        if not sighting.quiet:
-            self._progress[line.file].failed = sighting.order
-        key = (sighting.id, line.rank, line.node, line.file)
-        known = self._first.get(key)
-        if known is None and len(self._first) >= _MOST_SIGHTINGS:
-            return
-        if known is None or known.quiet > sighting.quiet or self._handled(known):
-            self._first[key] = sighting
-
-    def _handled(self, one: _Sighting) -> bool:
-        """Return True if the program continued after the message."""
-        launcher = one.id.startswith(("slurm-", "step-", "task-")) or one.scheduler
-        steps = not launcher and not (one.raised and one.level > 1)
-        progress = self._progress[one.line.file]
-        return not one.line.failure and progress.continued(one.order, one.advances, steps=steps)
 
     def finding(self) -> FailureFinding | None:
         """Choose the log line of the first error, and describe it."""
-        wrapper = self._name_wrappers()
-        first = (one for one in self._first.values() if not self._handled(one))
-        alive = sorted(first, key=lambda one: one.order)
+        self._seen.name_wrappers()
+        alive = self._seen.alive()
         if all(one.quiet for one in alive):
             alive = []
         candidates = [one for one in alive if one.level > 0]
         if not candidates:
             # Only teardown: the lines do not contain the failure itself.
-            if self._unknown and not self._handled(self._unknown):
-                alive = [self._unknown]
+            unknown = self._seen.unknown()
+            alive = [unknown] if unknown else alive
             return self._describe(alive[0], []) if alive else None
         best = _earliest(candidates)
         if best.scheduler:
             best = _before_the_end(best, candidates) or best
         finding = self._describe(best, candidates)
-        if best.id == WRAPPED and wrapper:
-            finding = replace(finding, notes=(wrapper, *finding.notes))
+        if best.id == WRAPPED and self._seen.wrapper:
+            finding = replace(finding, notes=(self._seen.wrapper, *finding.notes))
         return finding
 
-    def _name_wrappers(self) -> str:
-        """Let the keys of a checkpoint decide between another model and a wrapper; return what they show."""
-        wrappers = {source: keys.wrapper() for source, keys in self._keys.items()}
-        if not wrappers or not all(wrappers.values()):
-            return ""
-        self._first = {
-            key: replace(one, entry=named(WRAPPED)) if one.id == OTHER_MODEL else one
-            for key, one in self._first.items()
-        }
-        self._counts[WRAPPED] += self._counts.pop(OTHER_MODEL, 0)
-        return next(filter(None, wrappers.values()), "")
-
-    def _describe(self, best: _Sighting, candidates: list[_Sighting]) -> FailureFinding:
-        same = [one for one in self._first.values() if one.id == best.id]
+    def _describe(self, best: Sighting, candidates: list[Sighting]) -> FailureFinding:
+        same = [one for one in self._seen.all() if one.id == best.id]
         if best.entry is None:
             same = [one for one in same if one.line.text == best.line.text]
         ranks = sorted({one.line.rank for one in same if one.line.rank is not None})
-        cascade = sorted(
-            {one.line.rank for one in self._first.values() if one.line.rank is not None}
-            - set(ranks)
-        )
-        rank, node = best.line.rank, best.line.node
-        notes: list[str] = []
-        if best.id in ("collective-timeout", "watchdog-stuck"):
-            reported = self._positions.laggards(self._ranks)
-            if reported:
-                rank, node = (reported[0][0] if reported[0] else None), None
-                notes.append(reported[1])
-            elif best.line.line and len(ranks) > 1:
-                # Each of them only waited.
-                rank, node = None, None
-        elif (
-            node is None
-            and rank is None
-            and len(named := {one.line.node for one in same} - {None}) == 1
-        ):
-            # slurmstepd may not name its node; srun's line about the task does.
-            (node,) = named
-        if rank is None and node and len(ranks) == 1 and self._nodes.get(ranks[0]) == node:
-            # slurmstepd names only its node, srun the task.
-            (rank,) = ranks
-        if rank is not None and node is None:
-            node = self._nodes.get(rank)
+        rank, node, notes = self._place(best, same, ranks)
+        others = {one.line.rank for one in self._seen.all() if one.line.rank is not None}
+        others -= {*ranks, rank}
+        if rank is None and node is None and not ranks and not best.launcher:
+            # One of the others may be the rank of the line.
+            others = set()
         text = _shortened(best.line.text)
+        notes += self._others(best, candidates)
+        folded = self._folded(best)
+        if best.scheduler:
+            notes += self._survived(best)
         finding = FailureFinding(
             id=best.id,
             kind=best.entry.kind if best.entry else "program",
@@ -287,40 +135,97 @@ class _Seen:
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",
             rank=rank,
             node=node,
-            evidence=tuple(one.line for one in _evidence(best, same)),
+            evidence=_evidence(best, same),
             ranks=tuple(ranks),
-            cascade=tuple(cascade),
-            folded=tuple(
-                (name, count) for name, count in self._counts.most_common() if name != best.id
-            ),
-            notes=(),
+            cascade=tuple(sorted(others)),
+            folded=folded,
+            notes=tuple(notes),
         )
-        notes += self._others(best, candidates)
-        return self._on_one_node(replace(finding, notes=tuple(notes)), same)
+        return self._on_one_node(finding, same)
 
-    def _others(self, best: _Sighting, candidates: list[_Sighting]) -> list[str]:
+    def _place(
+        self, best: Sighting, same: list[Sighting], ranks: list[int]
+    ) -> tuple[int | None, str | None, list[str]]:
+        """Return the rank and the node of the cause, as far as known, and what the positions show."""
+        seen = self._seen
+        rank, node = best.line.rank, best.line.node
+        notes: list[str] = []
+        named = {one.line.node for one in same} - {None}
+        if best.id in ("collective-timeout", "watchdog-stuck"):
+            reported = seen.positions.laggards(seen.ranks)
+            if reported:
+                rank, node = (reported[0][0] if reported[0] else None), None
+                notes.append(reported[1])
+            elif best.line.line and len(ranks) > 1:
+                # Each of them only waited.
+                rank, node = None, None
+            notes += seen.positions.notes()
+        elif rank is None and node is None and len(named) == 1:
+            # slurmstepd may not name its node; srun's line about the task does.
+            (node,) = named
+        elif rank is None and node is None and not (best.launcher or best.unknown):
+            rank, node = self._ended_task()
+        if rank is None and node and len(ranks) == 1 and seen.nodes.get(ranks[0]) == node:
+            # slurmstepd names only its node, srun the task.
+            (rank,) = ranks
+        if rank is not None and node is None:
+            node = seen.nodes.get(rank)
+        return rank, node, notes
+
+    def _ended_task(self) -> tuple[int | None, str | None]:
+        """Return rank and node of the only task, or the only node with tasks, that srun reports."""
+        ended = {
+            (one.line.rank, one.line.node)
+            for one in self._seen.all()
+            if one.id in _TASK_ENDS and one.line.node and one.line.text.startswith("srun: ")
+        }
+        ranks, nodes = {rank for rank, _ in ended}, {node for _, node in ended}
+        node = nodes.pop() if len(nodes) == 1 else None
+        return (ranks.pop() if len(ranks) == 1 and node else None), node
+
+    def _folded(self, best: Sighting) -> tuple[tuple[str, int], ...]:
+        """Return the resulting lines, counted for each entry."""
+        counts = self._seen.counts.most_common()
+        if not best.scheduler:
+            return tuple((name, count) for name, count in counts if name != best.id)
+        # Others may have come before the end.
+        later = {one.id for one in self._seen.all() if _is_later(one, best)}
+        earlier = {one.id for one in self._seen.all() if not _is_later(one, best)}
+        return tuple((name, count) for name, count in counts if name in later - earlier - {best.id})
+
+    def _survived(self, end: Sighting) -> list[str]:
+        """Name the errors that may have come before an end by the scheduler, and did not end the job."""
+        known = [one for one in self._seen.all() if not _is_later(one, end) and one.id != end.id]
+        errors = sorted((one for one in known if one.level > 1), key=lambda one: one.order)
+        return [
+            f"an error before the end: {_shortened(one.line.text)} ({one.line.place})"
+            for one in errors[:_MOST_NOTES]
+            if not one.scheduler
+        ]
+
+    def _others(self, best: Sighting, candidates: list[Sighting]) -> list[str]:
         """Name further initiating causes: the reader may know better which was first."""
-        others: dict[str, _Sighting] = {}
+        others: dict[str, Sighting] = {}
         for one in candidates:
             if one.level == 3 and one.id != best.id:
                 others.setdefault(one.id, one)
         return [
             f"also seen: {one.entry.cause} ({one.line.place})"
-            for one in list(others.values())[:3]
+            for one in list(others.values())[:_MOST_NOTES]
             if one.entry
         ]
 
-    def _on_one_node(self, finding: FailureFinding, same: list[_Sighting]) -> FailureFinding:
+    def _on_one_node(self, finding: FailureFinding, same: list[Sighting]) -> FailureFinding:
         """Add the node to the finding if only one of several nodes shows the cause."""
         nodes = {
             node
             for one in same
             if (
                 node := one.line.node
-                or self._nodes.get(-1 if one.line.rank is None else one.line.rank)
+                or self._seen.nodes.get(-1 if one.line.rank is None else one.line.rank)
             )
         }
-        known = len(self._named_nodes | set(self._nodes.values()))
+        known = len(self._seen.named_nodes | set(self._seen.nodes.values()))
         total = max(known, self._all_nodes)
         if len(nodes) != 1 or total < 2 or finding.kind not in ("environment", "storage"):
             return finding
@@ -329,7 +234,7 @@ class _Seen:
         return replace(finding, node=node, retry="elsewhere", notes=(*finding.notes, note))
 
 
-def _earliest(candidates: list[_Sighting]) -> _Sighting:
+def _earliest(candidates: list[Sighting]) -> Sighting:
     strongest = max(one.level for one in candidates)
     best = [one for one in candidates if one.level == strongest]
     if all(one.line.time is not None for one in best):
@@ -337,15 +242,21 @@ def _earliest(candidates: list[_Sighting]) -> _Sighting:
     return best[0]
 
 
-def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | None:
+def _before_the_end(end: Sighting, candidates: list[Sighting]) -> Sighting | None:
     """Return the failure that happened before the scheduler ended the job."""
+    times = [one.line.time for one in candidates if one.id == end.id and one.line.time is not None]
     for one in sorted(candidates, key=lambda one: (-one.level, one.order)):
         if one.scheduler or one.level < 2:
             continue
-        if one.line.file == end.line.file:
+        line = one.line
+        if one.id in _REPORTED_LATE:
+            earlier = True
+        elif line.file == end.line.file:
             earlier = one.order < end.order
-        elif one.line.time is not None and end.line.time is not None:
-            earlier = one.line.time < end.line.time
+        elif line.time is not None and times:
+            earlier = line.time < min(times)
+        elif line.until is not None and times:
+            earlier = line.until < min(times) or one.level == 3
         else:
             earlier = one.level == 3
         if earlier:
@@ -353,63 +264,25 @@ def _before_the_end(end: _Sighting, candidates: list[_Sighting]) -> _Sighting | 
     return None
 
 
-def _evidence(best: _Sighting, same: list[_Sighting]) -> list[_Sighting]:
-    """Return the line, and lines of other ranks or files with the same message."""
+def _is_later(one: Sighting, end: Sighting) -> bool:
+    """Return True if ``one`` is known to come after ``end``."""
+    if one.line.file == end.line.file:
+        return one.order > end.order
+    if one.line.time is not None and end.line.time is not None:
+        return one.line.time >= end.line.time
+    return one.level < 2
+
+
+def _evidence(best: Sighting, same: list[Sighting]) -> tuple[LogLine, ...]:
+    """Return the line, the line before it of the same refusal, and lines with the same message."""
     others = sorted(
         (one for one in same if one is not best and not one.line.text.startswith(_OURS)),
         key=lambda one: one.order,
     )
-    return [best, *others][:_MOST_EVIDENCE]
+    lead = [best.lead] if best.lead and best.launcher else []
+    return (best.line, *lead, *(one.line for one in others))[:_MOST_EVIDENCE]
 
 
 def _shortened(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _TEXT else f"{text[:_TEXT]} …"
-
-
-_STEP = re.compile(
-    r"(epoch|step|iter|iteration|update|batch)s?[\"' ]{0,2}[:=#\[(]?[\[( ]{0,3}(\d+)|\|\s*()(\d+)/\d+ \["
-)
-_WORDS = ("epoch", "step", "iter", "update", "batch", "|")
-_ENDS = ("complete", "finish", "success", "done", "ended", " code", " status", " passed")
-_ADVANCES = 2
-
-
-def is_warning(text: str) -> bool:
-    """Return True for a line that its program labels as a warning or as information."""
-    return bool(phrases("warning").search(text[:160]) and not phrases("serious").search(text))
-
-
-class Progress:
-    """The steps that a log shows. ``failed``: the order of the last line with a failure."""
-
-    def __init__(self) -> None:
-        self.advances = self.failed = self._succeeded = 0
-        self._newest: dict[tuple[str, ...], tuple[int, ...]] = {}
-
-    def add(self, text: str, order: int) -> None:
-        """Read a line; ``order`` counts the lines of all logs."""
-        text = text[-400:].lower()
-        # wandb prints a summary after a failure too; indented lines belong to a traceback.
-        if text.startswith("wandb:") or (text[:1].isspace() and "|" not in text):
-            return
-        if any(word in text for word in _WORDS):
-            steps = {one[1] or one[3]: int(one[2] or one[4]) for one in _STEP.finditer(text)}
-            numbers = tuple(steps.values())
-            # A repeated step, of another rank or after a restart, is no progress.
-            if steps and numbers > self._newest.get(tuple(steps), ()):
-                self._newest[tuple(steps)] = numbers
-                self.advances += 1
-        if any(word in text for word in _ENDS) and phrases("success").search(text):
-            self._succeeded = order
-
-    def continued(self, order: int, advances: int, *, steps: bool) -> bool:
-        """Return True if the program succeeded or made progress after a line.
-
-        Args:
-            advances: the value at that line.
-            steps: steps count too. A failed program may flush its output after its traceback, and output of
-                ranks may overtake a message of the launcher: then only a success counts.
-        """
-        succeeded = self._succeeded > max(order, self.failed)
-        return succeeded or (steps and self.advances - advances >= _ADVANCES)

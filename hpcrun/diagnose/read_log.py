@@ -5,6 +5,7 @@ Recorded with Slurm 22.05, 24.11 and 26.05. Since 25.05 slurmstepd names the sig
 """
 
 import io
+import os
 import re
 import time
 from collections import deque
@@ -42,6 +43,7 @@ _NODE = re.compile(
     r"|Node failure on (?P<lost>[^:\s,]+)"
     r"|^\s+host +: (?P<elastic>\S+)"
 )
+_COLOR = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _FIRST = 200
 """Characters at the beginning of a line that may have labels."""
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
@@ -53,7 +55,8 @@ class LogLine:
     """A line with its place and its origin, as far as known.
 
     ``line`` counts from 1, and is 0 for a fact that is not a line of a file. ``time``: Unix seconds.
-    ``failure``: the fact is a failure, whatever its text.
+    ``failure``: the fact is a failure, whatever its text. ``until``: the time of the last change of the file.
+    ``frames``: the traceback of a record.
     """
 
     text: str
@@ -63,6 +66,8 @@ class LogLine:
     node: str | None = None
     time: float | None = None
     failure: bool = False
+    until: float | None = None
+    frames: str = ""
 
     @property
     def place(self) -> str:
@@ -70,8 +75,12 @@ class LogLine:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-def labeled(text: str, file: str, line: int, rank: int | None = None) -> LogLine:
+def labeled(
+    text: str, file: str, line: int, rank: int | None = None, *, until: float | None = None
+) -> LogLine:
     """Read rank, node and time from ``text``; ``rank``, the rank of the file, takes precedence."""
+    if "\x1b" in text:
+        text = _COLOR.sub("", text)
     when, node = _time(text), None
     while prefix := _PREFIX.match(text):
         node = prefix["journal"] or prefix["host"] or node
@@ -99,7 +108,8 @@ def labeled(text: str, file: str, line: int, rank: int | None = None) -> LogLine
             node = next((group for group in groups.values() if group), node)
             if rank is None and tasks and tasks.isdecimal():
                 rank = int(tasks)
-    return LogLine(text, file, line, rank, node, when if when is not None else _time(text))
+    when = when if when is not None else _time(text)
+    return LogLine(text, file, line, rank, node, when, until=until)
 
 
 def _time(text: str) -> float | None:
@@ -128,6 +138,12 @@ HEAD, TAIL = 4 << 20, 32 << 20
 """Bytes: a log begins with the errors of a start, and ends with the errors of an end."""
 
 _BLOCK = 1 << 20
+_LAST = 4096
+"""Lines at the end of a log: each is read, however often it repeats."""
+_ALIKE, _ALIKE_OF_ONE = 1000, 100
+"""Lines that differ only in their digits: the next ones are skipped."""
+_SHAPE, _MOST_SHAPES = 512, 100_000
+_WHO = re.compile(rb"\[?[Rr]ank[ :]?\d+|^ *\d{1,6}: |\b[a-z][a-z-]*\d+(?=[:.])|\[1,\d+\]")
 _LONGEST = 16_384
 """Characters of a line: longer lines (binary data, progress bars) keep only their two ends."""
 
@@ -149,27 +165,66 @@ def read_log(
     """
     rank = _RANK_FILE.search(path.name)
     with path.open("rb") as stream:
-        yield from read_stream(
-            stream, shown or str(path), rank=int(rank[1]) if rank else None, head=head, tail=tail
-        )
+        until = os.fstat(stream.fileno()).st_mtime
+        number = int(rank[1]) if rank else None
+        name = shown or str(path)
+        yield from _lines(stream, name, _Origin(number, until), head, tail)
 
 
 def read_stream(
     stream: BinaryIO, name: str, *, rank: int | None = None, head: int = HEAD, tail: int = TAIL
 ) -> Iterator[LogLine]:
     """Read a stream that may not be a file; like :func:`read_log`."""
-    number = 0
-    rest = b""
-    read = 0
-    while read < head and (block := stream.read(min(_BLOCK, head - read))):
-        read += len(block)
-        *lines, rest = (rest + block).split(b"\n")
-        for text in lines:
-            number += 1
-            yield _line(text, name, number, rank)
-    kept, skipped = _last_bytes(stream, rest, tail)
-    for position, text in enumerate(io.BytesIO(kept), number + skipped + 1):
-        yield _line(text.removesuffix(b"\n"), name, position, rank)
+    return _lines(stream, name, _Origin(rank, None), head, tail)
+
+
+def _lines(
+    stream: BinaryIO, name: str, origin: "_Origin", head: int, tail: int
+) -> Iterator[LogLine]:
+    begin = bytearray()
+    while len(begin) < head and (block := stream.read(min(_BLOCK, head - len(begin)))):
+        begin += block
+    cut = begin.rfind(b"\n") + 1
+    end, skipped = _last_bytes(stream, bytes(begin[cut:]), tail)
+    del begin[cut:]
+    number, last = begin.count(b"\n"), end.count(b"\n")
+    repeats = _Repeats()
+    for at, text in enumerate(io.BytesIO(begin), 1):
+        if not repeats.skip(text) or at > number + skipped + last - _LAST:
+            yield _line(text.removesuffix(b"\n"), name, at, origin)
+    del begin
+    for at, text in enumerate(io.BytesIO(end), number + skipped + 1):
+        if not repeats.skip(text) or at > number + skipped + last - _LAST:
+            yield _line(text.removesuffix(b"\n"), name, at, origin)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The rank of a whole log, if its name has one, and the time of its last change."""
+
+    rank: int | None
+    until: float | None
+
+
+class _Repeats:
+    """Counts lines that differ only in their digits: of many, the first ones and the last ones say enough."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[object, int] = {}
+
+    def skip(self, raw: bytes) -> bool:
+        """Return True for a line like many before, also of its own rank or node."""
+        shape = raw[:_SHAPE].translate(None, b"0123456789")
+        if self._count(shape) < _ALIKE:
+            return False
+        who = _WHO.search(raw, 0, _FIRST)
+        return who is None or self._count((who[0], shape)) >= _ALIKE_OF_ONE
+
+    def _count(self, key: object) -> int:
+        count = self._shapes.get(key, 0)
+        if count or len(self._shapes) < _MOST_SHAPES:
+            self._shapes[key] = count + 1
+        return count
 
 
 def _last_bytes(stream: BinaryIO, rest: bytes, tail: int) -> tuple[bytes, int]:
@@ -186,11 +241,11 @@ def _last_bytes(stream: BinaryIO, rest: bytes, tail: int) -> tuple[bytes, int]:
     return b"".join(blocks), skipped
 
 
-def _line(raw: bytes, name: str, number: int, rank: int | None) -> LogLine:
+def _line(raw: bytes, name: str, number: int, origin: _Origin) -> LogLine:
     text = raw.decode(errors="replace").rstrip("\r").replace("\r", " ")
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
-    return labeled(text, name, number, rank)
+    return labeled(text, name, number, origin.rank, until=origin.until)
 
 
 _END = 1 << 16

@@ -6,6 +6,7 @@ report, among those of ranks that only lost a peer.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcrun import slurm
@@ -121,9 +122,8 @@ def _records(run: RunDirectory, folder: Path) -> Iterator[LogLine]:
         for number, text in enumerate(failure.message.splitlines() or [""]):
             reported = f"{failure.kind}: {text}{where}" if number == 0 else text
             first = number == 0
-            found.append(
-                LogLine(reported, path, 0, failure.rank, failure.host, failure.time, first)
-            )
+            line = LogLine(reported, path, 0, failure.rank, failure.host, failure.time, first)
+            found.append(replace(line, frames=failure.traceback))
     for ended in read_exits(folder):
         if ended.signal is not None and not ended.induced:
             text = f"rank {ended.rank} was killed by {signal_name(ended.signal)}"

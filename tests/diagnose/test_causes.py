@@ -125,10 +125,10 @@ def test_the_task_of_a_forked_rank_names_its_end(tmp_path: Path, said: str, told
 
 
 def test_unknown_words_are_reported_unchanged(tmp_path: Path) -> None:
-    log = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    log = "terminate called after throwing an instance of 'my::odd'\n  what():  a strange end\n"
     (tmp_path / "rank-00001.log").write_text(log)
     told = cause([], [killed(1, 5.0, 6)], logs=tmp_path)
-    assert told.line == "rank 1 on n0 was killed by SIGABRT: std::bad_alloc: std::bad_alloc"
+    assert told.line == "rank 1 on n0 was killed by SIGABRT: my::odd: a strange end"
     assert last_words(tmp_path, 3) is None
 
 

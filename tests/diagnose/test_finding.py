@@ -51,8 +51,8 @@ def test_bash_tells_the_signal_that_ended_a_program() -> None:
     for text, expected in (
         ("  1234 Segmentation fault      (core dumped) python train.py", "segmentation-fault"),
         ("  1234 Bus error               (core dumped) python train.py", "bus-error"),
-        ("  1234 Killed                  python train.py", "task-killed"),
-        ("  1234 Aborted                 (core dumped) python train.py", "task-killed"),
+        ("  1234 Killed                  python train.py", "rank-killed"),
+        ("  1234 Aborted                 (core dumped) python train.py", "aborted"),
     ):
         assert cause(script + text).id == expected
         assert cause(OUT_OF_MEMORY, script + text).id == "gpu-out-of-memory"

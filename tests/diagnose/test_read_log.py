@@ -51,3 +51,37 @@ def test_memory_stays_bounded_for_a_log_of_100_mb(tmp_path: Path) -> None:
 def test_a_line_without_end_is_cut() -> None:
     (line,) = read_stream(io.BytesIO(b"x" * 3_000_000), "-")
     assert len(line.text) < 20_000
+
+
+def test_repeated_lines_are_skipped_but_not_at_the_end(tmp_path: Path) -> None:
+    log = tmp_path / "noisy.log"
+    odd = "OSError: [Errno 122] Disk quota exceeded"
+    with log.open("w") as stream:
+        stream.writelines(
+            f"RuntimeError: CUDA error: misaligned address {n}\n" for n in range(30_000)
+        )
+        stream.write(f"{odd}\n")
+        stream.writelines(
+            f"RuntimeError: CUDA error: misaligned address {n}\n" for n in range(30_000)
+        )
+    lines = list(read_log(log))
+    assert 5_000 < len(lines) < 7_000
+    assert [line.line for line in lines if line.text == odd] == [30_001]
+    assert lines[-1].line == 60_001
+    assert lines[-1].until is not None
+
+
+def test_repeated_lines_of_every_rank_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "noisy.log"
+    with log.open("w") as stream:
+        for rank in range(64):
+            stream.writelines(f"[rank{rank}]: the address {n} is odd\n" for n in range(400))
+        stream.writelines(f"step {n} loss {n}.5\n" for n in range(8_000))
+    lines = list(read_log(log))
+    assert {line.rank for line in lines} == {None, *range(64)}
+    assert len(lines) < 14_000
+
+
+def test_colors_hide_no_message() -> None:
+    (line,) = read_stream(io.BytesIO(b"\x1b[1;31m[rank3]:\x1b[0m \x1b[31mKilled\x1b[0m"), "-")
+    assert (line.rank, line.text) == (3, "Killed")

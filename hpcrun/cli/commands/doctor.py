@@ -113,6 +113,7 @@ def _of_run(directory: RunDirectory) -> _Sources:
 
 
 _LINE = 300
+_NOT_SHOWN = ("until", "frames")
 
 
 def _report(finding: FailureFinding | None) -> list[str]:
@@ -154,8 +155,13 @@ def _as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]
     """Return the diagnosis for JSON; ``found`` is false without a known cause."""
     if finding is None:
         return {"found": False, "notes": notes}
+    evidence = [
+        {key: value for key, value in asdict(line).items() if key not in _NOT_SHOWN}
+        for line in finding.evidence
+    ]
     return {
         **asdict(finding),
+        "evidence": evidence,
         "found": finding.id != UNKNOWN,
         "folded": dict(finding.folded),
         "notes": [*finding.notes, *notes],
