@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.file_clock import FileClock
 from hpcrun.api.run_status import diagnosis_of, row_of
-from hpcrun.job.history import Goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import EventCache, signature
+from hpcrun.run.goodput import Goodput
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.jobs import RunState
@@ -89,8 +90,9 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
 
 def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the productive share of the time of all runs, from submission to end."""
-    productive = sum(row["goodput"]["productive"] for row in rows)
-    wanted = sum(row["goodput"]["wall"] - row["goodput"]["idle"] for row in rows)
+    known = [row["goodput"] for row in rows if row["goodput"]["ettr"] is not None]
+    productive = sum(parts["productive"] for parts in known)
+    wanted = sum(parts["wall"] - parts["idle"] - parts["unsaved"] for parts in known)
     return round(productive / wanted, 4) if wanted > 0 else None
 
 
@@ -107,6 +109,7 @@ class Overview:
         self.entries = entries
         self._events: EventCache | None = None
         self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
+        self._clock = FileClock()
         self.answered = True
 
     def look(self) -> list[dict[str, Any]]:
@@ -131,7 +134,7 @@ class Overview:
             try:
                 if run.path not in states:
                     raise errors[run.path]
-                row = row_of(run, states[run.path], events(run), diagnose=False)
+                row = row_of(run, states[run.path], events(run), diagnose=False, clock=self._clock)
             except OSError as error:
                 row = _unreadable(run, error)
             values = None if entry.values is None else dict(entry.values)

@@ -17,7 +17,8 @@ from hpcrun.run.sweep_file import is_element, is_sweep
 Row = Mapping[str, Any]
 
 _GAP = 2
-_LEAST_STATE = 24
+# Fits `running: no step for 119 min`.
+_LEAST_STATE = 31
 _MAX = {"name": 32, "values": 40}
 _KEPT, _LEAST_VALUES = ("name", "values", "state", "loss"), 10
 _DASH = "-"

@@ -24,7 +24,6 @@ from hpcrun.job.history import (
     all_histories,
     concerns_a_node,
     finished_before,
-    goodput,
     jobs_of,
     last_committed,
 )
@@ -43,6 +42,7 @@ from hpcrun.run.endings import (
 )
 from hpcrun.run.events import PRUNED, Attempt, Cause, Event, read_events, record_event, was_pruned
 from hpcrun.run.files import read_json, write_hashed
+from hpcrun.run.goodput import goodput
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import STOPPED, slow_nodes
 
