@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.api.file_clock import FileClock
-from hpcrun.api.run_status import diagnosis_of, row_of
+from hpcrun.api.run_status import BRIEF, row_of
+from hpcrun.diagnose.brief import brief_cause
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import EventCache, signature
 from hpcrun.run.goodput import Goodput
@@ -144,15 +145,17 @@ class Overview:
         self._events = events
         failed = [row for row in rows if row["state"] == "failed"]
         failed.sort(key=lambda row: float(row["age_seconds"]))
+        until = time.thread_time() + BRIEF
         for row in failed[:_MOST_DIAGNOSES]:
-            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events)
+            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events, until)
         return rows
 
-    def _diagnosis(self, run: RunDirectory, events: EventCache) -> str | None:
+    def _diagnosis(self, run: RunDirectory, events: EventCache, until: float) -> str | None:
         """Return the cause of a failure; the logs are read again only if the run has gone on."""
         mark = tuple(signature(path) for path in (run.events, run.result))
         if (run.path, mark) not in self._diagnoses:
-            self._diagnoses[run.path, mark] = diagnosis_of(run, events(run))
+            left = until - time.thread_time()
+            self._diagnoses[run.path, mark] = brief_cause(run, events(run), left)
         return self._diagnoses[run.path, mark]
 
 

@@ -15,8 +15,7 @@ from hpcrun.api.state_words import (
     state_in_words,
 )
 from hpcrun.checkpoint.storage.manifest import has_commit
-from hpcrun.diagnose.finding import find_cause
-from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
+from hpcrun.diagnose.brief import brief_cause
 from hpcrun.job.history import all_histories, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
@@ -27,8 +26,8 @@ from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
 
-# Bytes read from each log, because many runs are shown together. `hpcrun doctor` reads more.
-_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
+BRIEF = 0.5
+"""Seconds of reading logs, for all runs of a table together, if no cause is kept."""
 
 
 def row_of(
@@ -83,24 +82,9 @@ def row_of(
         "detail": state.detail,
         "slow": [one.line for one in slow_now(events)] if running else [],
         "replaced": replaced_now(events) if running else [],
-        "diagnosis": diagnosis_of(run_directory, events) if failed and diagnose else None,
+        "diagnosis": brief_cause(run_directory, events, BRIEF) if failed and diagnose else None,
         "directory": str(run_directory.path),
     }
-
-
-def diagnosis_of(run_directory: RunDirectory, events: Sequence[Event]) -> str | None:
-    """Return the cause of the newest attempt's failure in one line, from its logs; None if unknown."""
-    attempt = attempt_to_diagnose(events)
-    if attempt is None:
-        return None
-    lines = lines_of_attempt(
-        run_directory, attempt, events, head=_HEAD, tail=_TAIL, most_files=_MOST_FILES
-    )
-    try:
-        found = find_cause(lines, nodes_of(events, attempt))
-    except OSError:
-        return None
-    return found.line if found and found.confidence != "low" else None
 
 
 def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:

@@ -1,5 +1,6 @@
 """The state of a run in plain words, for readers who do not know Slurm's states."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,17 @@ def _requeued_after(events: Sequence[Event]) -> str | None:
         if event.what == "submitted" and "continues" not in event.fields:
             return None
     return None
+
+
+# Rank, host and wrapper before the program's own message in the reason of a failure.
+_WHERE = re.compile(
+    r"^(failed: )(?:rank \d+ on \S+: )?(?:ScriptFailed: .{0,100}? ended with exit code -?\d+: )?"
+)
+
+
+def own_message_first(says: str) -> str:
+    """Return the words about a failure without what a narrow column should not spend its room on."""
+    return _WHERE.sub(r"\1", says)
 
 
 def in_minutes(seconds: float) -> str:
