@@ -97,7 +97,7 @@ CRASH = "1 crash, 0 allowed (restarts.crash)"
 @pytest.mark.parametrize(
     ("reason", "cell"),
     [
-        ("rank 0 on n1: ScriptFailed: python3 a.py ended with exit code 1: ValueError: 7 is odd", "ValueError: 7 is odd"),
+        ("rank 0 on n1: ScriptFailed: a.py ended with exit code 1: ValueError: 7", "ValueError: 7"),
         ("rank 12 on n1.site: ScriptFailed: bash run.sh --lr 3 ended with exit code -9: Killed", "Killed"),
         ("rank 3 on gpu07: RuntimeError: shape mismatch", "RuntimeError: shape mismatch"),
         ("the partition is gone", "the partition is gone"),
