@@ -1,7 +1,8 @@
 """Time of a training step from its arithmetic, memory traffic and communication. Imports no torch.
 
 A GPU reaches a part of its peak in a training of a large language model. The parts are those that agree best
-with the published trainings in docs/estimate.md. A small model has short kernels and is slower: see :func:`why_lower_bound`.
+with the published trainings in docs/estimate.md. A small model is slower:
+:func:`why_lower_bound`.
 """
 
 from dataclasses import dataclass
