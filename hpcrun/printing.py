@@ -70,6 +70,25 @@ def say(*lines: str, stream: TextIO | None = None) -> None:
     print(text, end="", file=stream, flush=True)
 
 
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+def say_styled(*lines: tuple[str, str]) -> None:
+    """Print pairs of a line and its style, as :func:`say` does; a terminal shows the styles.
+
+    The environment variable ``NO_COLOR`` (no-color.org) turns them off.
+    """
+    plain = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
+    if plain or os.environ.get("NO_COLOR"):
+        say(*(line for line, _ in lines))
+        return
+    text = "".join(
+        f"\x1b[{_CODES[style]}m{escaped(line)}\x1b[0m\n" if style else f"{escaped(line)}\n"
+        for line, style in lines
+    )
+    print(text, end="", flush=True)
+
+
 def say_aside(*lines: str) -> None:
     """Print like :func:`say`, on standard error."""
     say(*lines, stream=sys.stderr)

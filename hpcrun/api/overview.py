@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.run_status import diagnosis_of, row_of
-from hpcrun.job.history import Goodput
+from hpcrun.api.file_clock import FileClock
+from hpcrun.api.run_status import BRIEF, row_of
+from hpcrun.diagnose.brief import brief_cause
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import EventCache, signature
+from hpcrun.run.goodput import Goodput
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.jobs import RunState
@@ -89,8 +91,9 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
 
 def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the productive share of the time of all runs, from submission to end."""
-    productive = sum(row["goodput"]["productive"] for row in rows)
-    wanted = sum(row["goodput"]["wall"] - row["goodput"]["idle"] for row in rows)
+    known = [row["goodput"] for row in rows if row["goodput"]["ettr"] is not None]
+    productive = sum(parts["productive"] for parts in known)
+    wanted = sum(parts["wall"] - parts["idle"] - parts["unsaved"] for parts in known)
     return round(productive / wanted, 4) if wanted > 0 else None
 
 
@@ -107,6 +110,7 @@ class Overview:
         self.entries = entries
         self._events: EventCache | None = None
         self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
+        self._clock = FileClock()
         self.answered = True
 
     def look(self) -> list[dict[str, Any]]:
@@ -131,7 +135,7 @@ class Overview:
             try:
                 if run.path not in states:
                     raise errors[run.path]
-                row = row_of(run, states[run.path], events(run), diagnose=False)
+                row = row_of(run, states[run.path], events(run), diagnose=False, clock=self._clock)
             except OSError as error:
                 row = _unreadable(run, error)
             values = None if entry.values is None else dict(entry.values)
@@ -141,15 +145,17 @@ class Overview:
         self._events = events
         failed = [row for row in rows if row["state"] == "failed"]
         failed.sort(key=lambda row: float(row["age_seconds"]))
+        until = time.thread_time() + BRIEF
         for row in failed[:_MOST_DIAGNOSES]:
-            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events)
+            row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events, until)
         return rows
 
-    def _diagnosis(self, run: RunDirectory, events: EventCache) -> str | None:
+    def _diagnosis(self, run: RunDirectory, events: EventCache, until: float) -> str | None:
         """Return the cause of a failure; the logs are read again only if the run has gone on."""
         mark = tuple(signature(path) for path in (run.events, run.result))
         if (run.path, mark) not in self._diagnoses:
-            self._diagnoses[run.path, mark] = diagnosis_of(run, events(run))
+            left = until - time.thread_time()
+            self._diagnoses[run.path, mark] = brief_cause(run, events(run), left)
         return self._diagnoses[run.path, mark]
 
 

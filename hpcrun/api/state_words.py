@@ -1,5 +1,6 @@
 """The state of a run in plain words, for readers who do not know Slurm's states."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,18 @@ _CAUSES = {
 _DAY = 86_400
 
 
-def state_in_words(state: RunState, events: Sequence[Event], now: float) -> str:
+def state_in_words(state: RunState, events: Sequence[Event], now: float, overdue: str = "") -> str:
     """Return ``state`` as one clause, such as ``requeued after preemption, starts 14:02``.
 
     Args:
         events: events of the run, oldest first; the newest few suffice.
         now: the present time in Unix seconds, to print an expected start.
+        overdue: what a running run has not done for long, such as ``no step for 2 min``.
     """
     if state.word == "pending":
         return _waiting(state, events, now)
     if state.word == "running":
-        return _running(state, events)
+        return _running(state, events, overdue)
     if state.word == "new":
         return "not submitted yet"
     return _with_detail(state.word, state.detail)
@@ -99,7 +101,23 @@ def _requeued_after(events: Sequence[Event]) -> str | None:
     return None
 
 
-def _running(state: RunState, events: Sequence[Event]) -> str:
+# Rank, host and wrapper before the program's own message in the reason of a failure.
+_WHERE = re.compile(
+    r"^(failed: )(?:rank \d+ on \S+: )?(?:ScriptFailed: .{0,100}? ended with exit code -?\d+: )?"
+)
+
+
+def own_message_first(says: str) -> str:
+    """Return the words about a failure without what a narrow column should not spend its room on."""
+    return _WHERE.sub(r"\1", says)
+
+
+def in_minutes(seconds: float) -> str:
+    """Return seconds as ``2 min``, or ``5 h`` from two hours on."""
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _running(state: RunState, events: Sequence[Event], overdue: str) -> str:
     # The table has a column for restarts.
     detail = "" if state.detail.startswith("restart ") else state.detail
     if not state.asked:
@@ -107,7 +125,8 @@ def _running(state: RunState, events: Sequence[Event]) -> str:
     newest = [event.what for event in events if event.what in ("opened", "started", "trained")]
     if not detail and newest[-1:] == ["opened"] and not of_script(events):
         return "running: its ranks start"
-    return _with_detail("running", detail)
+    # A stall is more urgent than its place.
+    return _with_detail("running", overdue or detail)
 
 
 def _with_detail(word: str, detail: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from tqdm.utils import disp_len
 
 from hpcrun.api.overview import StatusEntry, folded, sweep_entries
-from hpcrun.api.state_words import restarts_in_words
+from hpcrun.api.state_words import own_message_first, restarts_in_words
 from hpcrun.cli.output import aligned
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -17,7 +17,8 @@ from hpcrun.run.sweep_file import is_element, is_sweep
 Row = Mapping[str, Any]
 
 _GAP = 2
-_LEAST_STATE = 24
+# Fits `running: no step for 119 min`.
+_LEAST_STATE = 31
 _MAX = {"name": 32, "values": 40}
 _KEPT, _LEAST_VALUES = ("name", "values", "state", "loss"), 10
 _DASH = "-"
@@ -105,7 +106,7 @@ def short_duration(seconds: float) -> str:
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "name": lambda row: str(row["name"]) + "/" * (row["kind"] == "sweep"),
     "values": lambda row: _values(row.get("values") or {}),
-    "state": lambda row: str(row["says"]),
+    "state": lambda row: own_message_first(str(row["says"])),
     "step": _step,
     "done": _dashed("percent", "{:.0f}%".format),
     "loss": _dashed("loss", "{:.4f}".format),

@@ -152,6 +152,12 @@ _RANK_FILE = re.compile(
 )
 
 
+def rank_of_file(path: Path) -> int | None:
+    """Return the rank in the name of a log; None if the name has none."""
+    found = _RANK_FILE.search(path.name)
+    return int(found[1]) if found else None
+
+
 def read_log(
     path: Path, *, shown: str | None = None, head: int = HEAD, tail: int = TAIL
 ) -> Iterator[LogLine]:

@@ -5,13 +5,13 @@ report, among those of ranks that only lost a peer.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import signal_name
-from hpcrun.diagnose.read_log import HEAD, TAIL, LogLine, end_of_log, exception_line, read_log
+from hpcrun.diagnose.read_log import LogLine, end_of_log, exception_line, read_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event
@@ -23,22 +23,26 @@ _PATIENCE = 20.0
 _ENDED_WELL = ("COMPLETED", "RUNNING", "PENDING", "COMPLETING", "REQUEUED")
 
 
+def read_whole(path: Path, shown: str) -> Iterator[LogLine]:
+    """Yield the lines of a log as :func:`hpcrun.diagnose.read_log.read_log`; raises OSError."""
+    return read_log(path, shown=shown)
+
+
 def lines_of_attempt(
     run: RunDirectory,
     attempt: Attempt,
     events: Iterable[Event],
     *,
     accounting: Sequence[slurm.JobRecord] = (),
-    head: int = HEAD,
-    tail: int = TAIL,
     most_files: int | None = None,
+    read: Callable[[Path, str], Iterable[LogLine]] = read_whole,
 ) -> Iterator[LogLine]:
     """Yield the lines of ``attempt``: records with a time first, then the logs.
 
     Args:
         accounting: sacct's records of the job.
-        head, tail: bytes that are read from the two ends of each log.
         most_files: maximum number of logs to read; None: all.
+        read: returns the lines of a log; its second argument is the name that they show.
 
     Raises:
         OSError: a log cannot be read.
@@ -47,10 +51,10 @@ def lines_of_attempt(
     yield from _records(run, folder)
     logs = sorted(path for pattern in LOGS for path in folder.glob(pattern))
     for path in logs[:most_files]:
-        yield from read_log(path, shown=_shown(run, path), head=head, tail=tail)
+        yield from read(path, _shown(run, path))
     batch = run.batch_log(attempt.job)
     if batch.is_file():
-        found = read_log(batch, shown=_shown(run, batch), head=head, tail=tail)
+        found = read(batch, _shown(run, batch))
         mine = (line for line in found if not names_another_run(run, line.text))
         yield from _of_attempt(mine, attempt)
     for event in events:

@@ -58,12 +58,14 @@ def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
     found = trace(task, config, memory, _tell, gpu=gpu)
     resolved = with_fsdp(config, shard=found.shard, reshard_after_forward=found.reshards)
-    fits = needed(found.peak) <= memory
+    fits: bool | None = needed(found.peak) <= memory
+    if fits and not found.with_data:
+        fits = None
     return {
         **asdict(found),
         "needed": needed(found.peak),
         "fits": fits,
-        "advice": [] if fits else list(advice(resolved, found.parallel, ranks)),
+        "advice": list(advice(resolved, found.parallel, ranks)) if fits is False else [],
         "seconds": round(time.monotonic() - begun, 1),
     }
 

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_iter, tree_map_only
 
 from hpcrun.config import Config
-from hpcrun.errors import UserError
+from hpcrun.errors import UserError, one_line
 from hpcrun.estimate.compiled_blocks import compile_blocks
 from hpcrun.estimate.live_storages import LiveStorages, storages
 from hpcrun.estimate.result import Traced
@@ -95,7 +95,7 @@ def trace(
             tell(line)
     count = sum(parameter.numel() for parameter in model.parameters())
     layers = max(1, len(blocks(model)))
-    flops = flops_of_sample(task, batch)
+    flops = task.flops_per_sample if batch is None else flops_of_sample(task, batch)
     distributed = DistributedConfig(
         world_size=ranks if sharded else 1,
         num_nodes=job.min_nodes if sharded else 1,
@@ -123,7 +123,9 @@ def trace(
                 if compiled:
                     compile_blocks(trainer.module, live, tell)
                 batch = tree_map_only(Tensor, mode.from_tensor, batch)
-                step = MicroBatches([batch] * min(accumulation, 2))
+                step = None
+                if batch is not None:
+                    step = MicroBatches([batch] * min(accumulation, 2))
                 reduces = config.fsdp.reduce_each_micro_batch
                 reduces_each = trainer._strategy.auto_reduces if reduces == "auto" else reduces
                 parts = _step(trainer, step, task.loss, live, on_gpu=on_gpu)
@@ -132,13 +134,16 @@ def trace(
                 f"task: {config.task}: no estimate: the step depends on the values of its data "
                 f"({type(error).__name__}: {' '.join(str(error).split())})"
             ) from error
+    # Without a step, the peak has the gradients only.
+    peak = sum(parts.values()) if step is None else live.peak
     return Traced(
-        *(parallel, ranks, micro_batch, accumulation, count, live.peak, parts, layers, flops),
+        *(parallel, ranks, micro_batch, accumulation, count, peak, parts, layers, flops),
         shard=config.fsdp.shard,
         reshards=config.fsdp.reshard_after_forward is not False,
         reduces_each=reduces_each,
         unit=task.unit,
         units=task.units_per_sample,
+        with_data=step is not None,
     )
 
 
@@ -157,13 +162,16 @@ def flops_of_sample(task: Task, batch: Any) -> float | None:
 
 def _step(
     trainer: DistributedAMPTrainer,
-    micro_batches: MicroBatches,
+    micro_batches: MicroBatches | None,
     loss: LossFunction,
     live: LiveStorages,
     *,
     on_gpu: bool,
 ) -> dict[str, int]:
-    """Take a step in the state after the first step: the optimizer state exists."""
+    """Take a step in the state after the first step: the optimizer state exists.
+
+    Without ``micro_batches``, the rest of the memory is the gradients.
+    """
     trainer._buckets_final = True  # There are no other ranks.
     optimizer = trainer.optimizer
     trained = trained_by(optimizer)
@@ -177,6 +185,7 @@ def _step(
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     changed.step = decided  # Without values, the gate cannot decide: always take the step.
+    gradients = storages([parameter.grad for parameter in trained])
     step()
     live.add(tree_iter(micro_batches))
     gc.collect()
@@ -184,13 +193,15 @@ def _step(
     moments = storages(tree_iter(list(optimizer.state.values())))
     # The average refers to the weights too.
     averaged = storages(tree_iter(vars(trainer._average))) if trainer._average is not None else {}
-    live.start()
-    trainer.training_step(micro_batches, loss)
     kept = {
         "weights": sum(weights.values()),
         "optimizer": sum(moments.values()),
         "average": sum(size for key, size in averaged.items() if key not in weights),
     }
+    if micro_batches is None:
+        return kept | {"rest": sum(gradients.values())}
+    live.start()
+    trainer.training_step(micro_batches, loss)
     return kept | {"rest": live.peak - sum(kept.values())}
 
 
@@ -240,14 +251,31 @@ def _shard(config: Config, model: nn.Module, memory: int, gpu: str) -> str:
 
 
 def first_batch(task: Task, config: Config, size: int, tell: Callable[[str], None]) -> Any:
-    """Return the first micro-batch of ``size`` samples."""
+    """Return the first micro-batch of ``size`` samples; None if there are no data.
+
+    Args:
+        task: with ``stand_in_dataset``, a task makes samples of the right shape without data.
+        config: the config of the run.
+        size: number of samples.
+        tell: gets a line about missing data.
+    """
     try:
-        dataset = task.train_dataset()
-    except Exception:
-        # Only if the data are missing, because the preparation may take hours.
-        tell("preparing the data (Task.prepare)")
-        task.prepare()
-        dataset = task.train_dataset()
+        try:
+            dataset = task.train_dataset()
+        except Exception:
+            # Only if the data are missing, because the preparation may take hours.
+            tell("preparing the data (Task.prepare)")
+            task.prepare()
+            dataset = task.train_dataset()
+        return _first_of(dataset, task, config, size)
+    except (OSError, UserError) as error:
+        make: Callable[[int], Any] | None = getattr(task, "stand_in_dataset", None)
+        use = "without activations" if make is None else "with samples of zeros"
+        tell(f"no data ({one_line(error)}): the estimate is {use}")
+        return None if make is None else _first_of(make(size), task, config, size)
+
+
+def _first_of(dataset: Any, task: Task, config: Config, size: int) -> Any:
     steps = training_steps(
         dataset,
         range(1),

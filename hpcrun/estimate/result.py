@@ -23,7 +23,7 @@ class Traced:
     backward, without recomputation; None if the model needs values. ``layers``: blocks of the model.
     ``shard``: of FSDP, full or hybrid. ``reshards``: FSDP frees gathered weights after the forward pass.
     ``reduces_each``: FSDP reduces gradients in each micro-batch. A sample has ``units`` of ``unit``, such as
-    tokens.
+    tokens. ``with_data``: false if there were no data, so that no activations are counted.
     """
 
     parallel: str
@@ -40,6 +40,7 @@ class Traced:
     reduces_each: bool
     unit: str
     units: int
+    with_data: bool = True
 
 
 GIB = 1 << 30

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
+from hpcrun.diagnose.brief import brief_cause
 from hpcrun.diagnose.causes import Diagnosis, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.job import exit_codes
@@ -24,7 +25,6 @@ from hpcrun.job.history import (
     all_histories,
     concerns_a_node,
     finished_before,
-    goodput,
     jobs_of,
     last_committed,
 )
@@ -43,9 +43,12 @@ from hpcrun.run.endings import (
 )
 from hpcrun.run.events import PRUNED, Attempt, Cause, Event, read_events, record_event, was_pruned
 from hpcrun.run.files import read_json, write_hashed
+from hpcrun.run.goodput import goodput
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import STOPPED, slow_nodes
 
+# Seconds of reading the logs of a failed run.
+_BRIEF = 3.0
 _ORDERLY = (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CONTINUED)
 
 
@@ -309,6 +312,9 @@ def write_result(
         run,
         {"state": state, "cause": cause.value, "step": step, "reason": reason, "time": when},
     )
+    if state == "failed":
+        # For `hpcrun status`, which reads the logs of many runs in a fraction of a second.
+        brief_cause(run, read_events(run), _BRIEF)
 
 
 def _write_with_goodput(run: RunDirectory, result: Mapping[str, Any]) -> None:

@@ -44,9 +44,10 @@ class Cause(str, Enum):
 class Event:
     """A line of the log; ``time`` is in Unix seconds.
 
-    Values of ``what``: submitted (by a person), opened and started (an attempt), saved (``found``:
-    reported later because of a crash), save-failed, stopped (at an agreed step), nonfinite (gradients at
-    a step), suspended (by Slurm, for ``seconds``; reported when it continues), slow (a node, see
+    Values of ``what``: submitted (by a person), opened and started (an attempt), stepped (a script has
+    reported its first step), saved (``found``: reported later because of a crash), save-failed, stopped (at
+    an agreed step), nonfinite (gradients at a step), suspended (by Slurm, for ``seconds``; reported when it
+    continues), slow (a node, see
     ``slow_nodes.py``), slow-over, trained (all steps are done), bad-input, refused, finished, ended (with
     its cause), requeue-failed, excluded (nodes that failed too often), node-lost (``host``, with the
     ``reason``), replaced (``lost`` ``by`` a spare node, with the ``reason``), spare-lost and spare-unfit

@@ -33,18 +33,21 @@ class ScriptProgress:
     """Progress of a script: newest reported ``step``, newest ``saved`` step.
 
     ``saved_at``: time of the report of ``saved``, in Unix seconds. ``done``: the work is finished.
+    ``first``: the first reported step.
     """
 
     step: int | None = None
     saved: int | None = None
     saved_at: float | None = None
     done: bool = False
+    first: int | None = None
 
     def with_news(self, other: "ScriptProgress") -> "ScriptProgress":
         """Return the newer of both values, for each field."""
         newer = self if _not_older(self.saved, other.saved) else other
         step = self.step if _not_older(self.step, other.step) else other.step
-        return ScriptProgress(step, newer.saved, newer.saved_at, self.done or other.done)
+        first = other.first if self.first is None else self.first
+        return ScriptProgress(step, newer.saved, newer.saved_at, self.done or other.done, first)
 
 
 def report(
@@ -81,7 +84,8 @@ def report(
     values = {name: _number(name, value) for name, value in metrics.items()}
     if folder:
         _REPORTER.write(
-            Path(folder), ScriptProgress(steps, kept, None if kept is None else time.time(), done)
+            Path(folder),
+            ScriptProgress(steps, kept, None if kept is None else time.time(), done, steps),
         )
         if values and os.environ.get("RANK", "0") == "0":
             attempt = attempt_here("", os.environ)
@@ -149,12 +153,15 @@ def published(attempt_logs: Path) -> ScriptProgress:
 def _progress(value: dict[str, object] | None) -> ScriptProgress:
     """Return the progress in a file; a value that is not a number counts as missing."""
     value = value or {}
-    step, saved, saved_at = (value.get(key) for key in ("step", "saved", "saved_at"))
+    step, saved, saved_at, first = (
+        value.get(key) for key in ("step", "saved", "saved_at", "first")
+    )
     return ScriptProgress(
         step if isinstance(step, int) else None,
         saved if isinstance(saved, int) else None,
         saved_at if isinstance(saved_at, int | float) else None,
         value.get("done") is True,
+        first if isinstance(first, int) else None,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -112,6 +112,12 @@ class LanguageModel(Task):
         if not self.data.tokens:
             return self._split("train")
         return ConcatDataset([self._windows(path) for path in self.data.tokens])
+
+    def stand_in_dataset(self, size: int) -> Dataset[Tensor]:
+        """Return ``size`` windows of zeros, for `hpcrun estimate` without data."""
+        dtype = torch.int64 if self.data.tokens else torch.uint8
+        windows: Any = torch.zeros(size, self.shape.context + 1, dtype=dtype)
+        return cast("Dataset[Tensor]", windows)
 
     def validation_dataset(self) -> Dataset[Tensor] | None:
         if not self.data.tokens:

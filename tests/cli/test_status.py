@@ -91,6 +91,56 @@ def test_the_table_has_all_attempts_and_a_filter(
     assert capsys.readouterr().out.startswith("hpcrun: no runs are running in ")
 
 
+CRASH = "1 crash, 0 allowed (restarts.crash)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "cell"),
+    [
+        ("rank 0 on n1: ScriptFailed: a.py ended with exit code 1: ValueError: 7", "ValueError: 7"),
+        ("rank 12 on n1.site: ScriptFailed: bash run.sh --lr 3 ended with exit code -9: Killed", "Killed"),
+        ("rank 3 on gpu07: RuntimeError: shape mismatch", "RuntimeError: shape mismatch"),
+        ("the partition is gone", "the partition is gone"),
+    ],
+)  # fmt: skip
+def test_a_failure_shows_the_message_of_the_program(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reason: str,
+    cell: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        run = run_of(tmp_path, name, "failed", time.time())
+        write_json(run.result, {"state": "failed", "reason": f"{reason}; {CRASH}"})
+    # A pipe without the names of the runs.
+    assert guarded(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert f"failed: {cell}"[:24] in shown.splitlines()[1]
+    assert f"two: failed: {reason}; {CRASH}" in shown
+
+
+def test_the_cause_of_a_failure_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_of(tmp_path, "noisy", "failed", time.time())
+    logs = run.attempt_logs(Attempt("2", 0))
+    logs.mkdir(parents=True)
+    noise = "RuntimeError: CUDA error: an illegal memory access was encountered {}\n"
+    lines = (noise.format(number) for number in range(50_000))
+    (logs / "rank-00000.log").write_text("".join(lines))
+    kept = logs / "cause.json"
+    rows(capsys)
+    assert json.loads(kept.read_text())["events"] == 2
+    write_json(kept, {"events": 2, "cause": "known"})
+    assert rows(capsys)[0]["diagnosis"] == "known"
+    # The run has gone on, and the new logs show no failure.
+    record_event(run, "opened", attempt=Attempt("3", 0))
+    assert rows(capsys)[0]["diagnosis"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -118,8 +168,14 @@ def test_a_terminal_gets_the_first_columns_of_a_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
     run = run_of(tmp_path, "good", "finished", 9_958.0)
     write_json(run.result, {"state": "failed", "reason": "größe 模型 " * 9})
+    assert guarded(["status"]) == 0
+    colored = capsys.readouterr().out
+    assert colored.startswith("\x1b[1mname")
+    assert "\n\x1b[31mgood" in colored
+    monkeypatch.setenv("NO_COLOR", "1")
     assert guarded(["status"]) == 0
     heading, line, *_ = capsys.readouterr().out.splitlines()
     assert heading.split()[:2] == ["name", "state"]

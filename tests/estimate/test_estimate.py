@@ -43,6 +43,15 @@ class Wrong(Half):
     def loss(self, model, batch):
         return model(batch[0][:, :3]).sum()
 
+class Lazy(Half):
+    def train_dataset(self):
+        class Files(torch.utils.data.Dataset):
+            def __len__(self):
+                return 64
+            def __getitem__(self, index):
+                return torch.load(f"absent/{index}.pt")
+        return Files()
+
 class Exits(Half):
     def train_dataset(self):
         raise SystemExit(2)
@@ -114,15 +123,28 @@ def test_a_range_of_nodes_is_estimated_for_the_smallest_number(tmp_path):
     assert freed["peak"] < found["peak"]
 
 
-def test_packed_documents_are_counted_without_a_mask(tmp_path):
-    np.arange(9000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+def test_packed_documents_need_no_mask_and_no_data(tmp_path):
     words = ["task=language-model", "data.tokens=[tokens.bin]", "model.vocabulary=9000", "--json"]
     words += ["model.context=4096", "train.batch_size=2", "--gpu", "h100", "--gpus", "1"]
-    packed, plain = (
-        json.loads(estimate(tmp_path, *words, *more).stdout)["peak"]
-        for more in (["model.document_end=0"], [])
-    )
-    assert packed == plain
+    without = estimate(tmp_path, *words, "model.document_end=0")
+    assert "tokens.bin: cannot be read" in without.stderr
+    assert "the estimate is with samples of zeros" in without.stderr
+    np.arange(9000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    packed, plain = json.loads(without.stdout), json.loads(estimate(tmp_path, *words).stdout)
+    for key in ("parts", "fits", "flops", "time", "remarks"):
+        assert packed[key] == plain[key]
+
+
+def test_a_task_without_data_has_weights_and_gradients(tmp_path):
+    done = estimate(tmp_path, "task=users:Lazy", "--gpu", "h100", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "no data (FileNotFoundError: " in done.stderr
+    found = json.loads(done.stdout)
+    assert found["fits"] is None
+    assert found["parts"]["rest"] == found["parts"]["weights"] == 4 * (512 * 512 + 512) * 4
+    assert found["remarks"] == [
+        "no time of a step: there are no data to count the FLOPs of a sample; set the task's flops_per_sample"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.config import override_layer, resolve
-from hpcrun.estimate.step_time import step_time
+from hpcrun.estimate.step_time import step_time, why_lower_bound
 from hpcrun.train.parallel.network import DETERMINISTIC, Group, ddp, fsdp, fsdp_step, seconds
 
 
@@ -83,6 +83,26 @@ def test_the_time_of_one_gpu_is_arithmetic_and_optimizer():
 )
 def test_an_unknown_time_has_a_reason(overrides, found, reason):
     assert reason in time(*overrides, **found)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "gpu", "reason"),
+    [
+        (124e6, 12 * 1024, "a100-40", "short: MPT with 125 million reached 45 %"),
+        (8e6, 64 * 1024, "h100", "short: MPT"),
+        (8e9, 16 * 1024, "h100", None),
+        (1.3e9, 14 * 2048, "a100-80", None),
+        # A batch of so few tokens reads the weights more than it computes.
+        (8e9, 128, "h100", "the micro-batch is small"),
+        (1.3e9, 256, "b200", "the micro-batch is small"),
+    ],
+)
+def test_a_time_far_from_practice_is_a_lower_bound(parameters, tokens, gpu, reason):
+    found = time("train.compile=true", gpu=gpu, parameters=int(parameters), accumulation=1,
+                 flops=6 * parameters * tokens, micro_batch=1)  # fmt: skip
+    told = why_lower_bound(found, gpu, int(parameters), 1)
+    assert (told is None) == (reason is None)
+    assert (reason or "") in (told or "")
 
 
 SEVERAL = ("job.nodes=64", "job.gpus=8", "train.batch_size=4096")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpcrun.results.store import ResultsFile
@@ -83,12 +84,15 @@ def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_ru
     for number, (step, loss) in enumerate(((2**70, 1.0), (1e300, 1.0), (3, 10**400))):
         wide = make_run(f"wide-{number}", [1.0])
         append_line(wide.metrics, {"step": step, "loss": loss, "": 1})
-    assert len(collect(tmp_path).problems) == len(found.problems)
+    named = [what for _, _, what in collect(tmp_path).problems[len(found.problems) :]]
+    assert len(named) == 1
+    assert named[0].startswith('loss: "1000')
+    assert named[0].endswith('…" in line 2 is no number, and read as NaN')
     with ResultsFile(tmp_path / "results.h5") as store:
         assert store.table("runs")["step"].tolist() == [10, -1, -1, -1, 3]
         odd = store.metrics("wide-2")
         assert odd is not None
-        assert odd["loss"][1] == b"1" + b"0" * 400
+        assert np.isnan(odd["loss"][1])
         assert odd["_"][1] == 1
 
 
@@ -101,7 +105,10 @@ def test_many_long_names_of_metrics_cost_columns_of_one_run(
     append_line(run.metrics, {"step": 2, **dict.fromkeys(names, True)})
     make_run("good", [1.0])
     found = collect(tmp_path)
-    assert [what for _, _, what in found.problems] == ["columns beyond 600 are dropped"]
+    beyond, *odd = [what for _, _, what in found.problems]
+    assert beyond == "columns beyond 600 are dropped"
+    assert odd[0] == f'{names[0]}: "true" in line 2 is no number, and read as NaN'
+    assert odd[10:] == ["589 more columns have values that do not fit"]
     with ResultsFile(tmp_path / "results.h5") as store:
         wide = store.metrics("wide")
         assert wide is not None

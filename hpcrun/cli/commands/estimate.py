@@ -19,10 +19,15 @@ from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import MEMORY_GIB, estimate, gib, gpu_memory
 from hpcrun.estimate.spares import FAILURES, START_UP, SpareNodes, spare_nodes
-from hpcrun.estimate.step_time import StepTime, step_time
+from hpcrun.estimate.step_time import StepTime, step_time, why_lower_bound
 from hpcrun.printing import say
 
 _DOES_NOT_FIT = 1
+_FITS = {
+    True: "fits",
+    False: "does not fit",
+    None: "may fit: the activations need data, and are not counted",
+}
 _BF16 = "a V100 has no tensor cores for bf16, and torch emulates it: use amp.dtype=fp16"
 _OF_TIME = (
     *("parallel", "parameters", "layers", "flops"),
@@ -81,21 +86,28 @@ def run(arguments: argparse.Namespace) -> int:
     time = _time(found, config, gpu)
     remarks = [_BF16] * slow
     if isinstance(time, str):
+        if not found["with_data"] and found["flops"] is None:
+            time = (
+                "there are no data to count the FLOPs of a sample; set the task's flops_per_sample"
+            )
         remarks.append(f"no time of a step: {time}")
     found |= {"gpu": arguments.gpu, "gpu_memory": memory, "remarks": remarks}
-    found["time"] = None
+    found["time"], small = None, None
     if isinstance(time, StepTime):
         if config.train.deterministic in (True, "strict"):
             remarks.append("the time is without the cost of train.deterministic=true")
         found["time"] = {**asdict(time), "seconds": time.seconds, "mfu": time.mfu}
+        small = why_lower_bound(time, gpu, found["parameters"], found["accumulation"])
+        remarks += [f"the time is a lower bound: {small}"] if small else []
     if arguments.json:
         known = {"spares": asdict(spares)} if spares else {}
         print_json({**found, "nodes": config.job.min_nodes, "gpus": config.job.gpus, **known})
     else:
         say(*_lines(found, config, arguments.gpu or "GPU"))
-        say(*([_time_line(time, found)] if isinstance(time, StepTime) else ()))
+        if isinstance(time, StepTime):
+            say(_time_line(time, found, least=small is not None))
         say(*(_spare_lines(spares, config.job.max_nodes) if spares else ()))
-    return 0 if found["fits"] else _DOES_NOT_FIT
+    return _DOES_NOT_FIT if found["fits"] is False else 0
 
 
 def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
@@ -112,13 +124,16 @@ def _lines(found: dict[str, Any], config: Config, gpu: str) -> Iterator[str]:
     )
     yield "at the peak of a step"
     for name, label in _ROWS.items():
+        label = label if found["with_data"] else label.removesuffix(", activations")
         if found["parts"][name]:
             yield _row(label, found["parts"][name])
-    yield _row("peak of all tensors", found["peak"])
+    yield _row(
+        "peak of all tensors" if found["with_data"] else "without activations", found["peak"]
+    )
     yield _row("with the GPU's own needs", found["needed"])
     yield _row("memory of the GPU", found["gpu_memory"])
-    yield f"{'fits' if found['fits'] else 'does not fit'} ({found['seconds']:.0f} s)"
-    if not found["fits"]:
+    yield f"{_FITS[found['fits']]} ({found['seconds']:.0f} s)"
+    if found["advice"]:
         yield "estimate again with one of:"
         yield from (f"  {line}" for line in found["advice"])
 
@@ -130,9 +145,10 @@ def _time(found: dict[str, Any], config: Config, gpu: str) -> StepTime | str:
     return step_time(config, gpu, **{name: found[name] for name in _OF_TIME})
 
 
-def _time_line(time: StepTime, found: dict[str, Any]) -> str:
+def _time_line(time: StepTime, found: dict[str, Any], *, least: bool) -> str:
     rate = f"{time.samples_per_second * found['units']:,.0f} {found['unit']}/s for each GPU"
-    line = f"a step takes about {time.seconds:.3g} s: {rate}, MFU {time.mfu:.0%}"
+    takes, up_to = ("at least", "at most ") if least else ("about", "")
+    line = f"a step takes {takes} {time.seconds:.3g} s: {up_to}{rate}, MFU {time.mfu:.0%}"
     if time.communication:
         line += f"; communication {time.communication:.2g} s, of these {time.exposed:.2g} s alone"
     return line

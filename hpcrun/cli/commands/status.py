@@ -32,7 +32,7 @@ from hpcrun.cli.runs_table import (
     wanted_states,
 )
 from hpcrun.errors import UserError
-from hpcrun.printing import escaped, full_screen, say
+from hpcrun.printing import escaped, full_screen, say, say_styled
 from hpcrun.run.directory import RunError
 
 _SILENT = "the scheduler does not answer; the states come from the files of the runs"
@@ -67,9 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         for row in rows:
             print_json(row)
     elif not rows:
-        states = " or ".join(sorted(table.states or ()))
-        what = f"no runs are {states}" if states else "there are no runs"
-        say(f"hpcrun: {what} in {runs_dir(arguments)}; `hpcrun submit` starts one")
+        say(f"hpcrun: {table.none}; `hpcrun submit` starts one")
     else:
         _print(rows, arguments)
         say(*table.notes)
@@ -88,6 +86,12 @@ class _Table:
             )
         self._overview = Overview(())
         self.notes: list[str] = []
+
+    @property
+    def none(self) -> str:
+        """The words for a table without rows."""
+        states = " or ".join(sorted(self.states or ()))
+        return f"{f'no runs are {states}' if states else 'there are no runs'} in {self._folder}"
 
     def look(self) -> list[dict[str, Any]]:
         """Return the rows, filtered and folded."""
@@ -115,17 +119,28 @@ def _print(rows: Sequence[Row], arguments: argparse.Namespace) -> None:
     """Print the table, and below it the texts that are too long for a cell."""
     # 80 columns in a pipe, unless $COLUMNS says otherwise.
     lines = table_lines(rows, shutil.get_terminal_size().columns)
-    say(*lines)
+    styles = ["bold", *(_STYLES.get(row["state"], "") for row in rows)]
+    say_styled(*zip(lines, styles, strict=True))
+    reported = "\n".join(lines)
+    long = [row for row in rows if escaped(str(row["says"])) not in reported]
     # A line for each run of a sweep would double the length of the output.
-    if len(rows) == len(arguments.runs):
-        reported = "\n".join(lines)
-        long = [row for row in rows if escaped(str(row["says"])) not in reported]
-        say(*(f"{row['name']}: {row['says']}" for row in long))
+    if len(rows) != len(arguments.runs):
+        long = [row for row in long if _needs_a_person(row)][:_MOST_LONG]
+    say(*(f"{row['name']}: {row['says']}" for row in long))
     if len(arguments.runs) == 1 and len(rows) == 1 and rows[0]["goodput"]["wall"]:
         say(_where_the_time_went(rows[0]))
     for key in ("replaced", "slow"):
         say(*(f"{row['name']}: {line}" for row in rows for line in row.get(key, ())))
     say(*(f"{row['name']}: doctor: {row['diagnosis']}" for row in rows if row.get("diagnosis")))
+
+
+# Lines below a table of many runs.
+_MOST_LONG = 20
+
+
+def _needs_a_person(row: Row) -> bool:
+    stuck = str(row["says"]).startswith("stuck")
+    return stuck or (row["kind"] == "run" and row["state"] in ("failed", "lost", "unreadable"))
 
 
 def _where_the_time_went(row: Row) -> str:
@@ -181,7 +196,8 @@ def _watch(table: _Table) -> int:
             every = _EVERY_SLURM if slow else _EVERY_LOCAL
             every = max(every, _SHARE * (time.monotonic() - begun))
             now = time.strftime("%H:%M:%S")
-            footer = f"{now}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
+            none = "" if rows else f"{table.none}; "
+            footer = f"{none}{now}, every {every:.0f} s; Ctrl-C ends the watching, not the runs"
             drawn, until = None, time.monotonic() + every
             while time.monotonic() < until:
                 # Again when the terminal's size changes.

@@ -248,6 +248,9 @@ class ProgressWatch:
         except OSError as error:
             print(f"hpcrun: the progress is not published: {error}", file=sys.stderr, flush=True)
             return
+        begun = self._published.step is None and self._newest.step is not None
         self._published, self._published_at = self._newest, now
+        if begun:
+            note(self._run, "stepped", self._attempt, step=self._newest.first)
         if saved:
             note(self._run, "saved", self._attempt, step=self._newest.saved)

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from hpcrun.results.collect.column_types import Misfit, Part, settled
 from hpcrun.run.files import intact_lines, parse_line
 
 NO_STEP = -1
@@ -35,6 +36,7 @@ class ParsedLines:
         present: the rows with a value, of each column that has gaps.
         torn: bytes of a last line that its writer has not finished.
         cut: what the columns do not hold.
+        misfits: values that do not fit their column.
     """
 
     columns: dict[str, Any] = field(default_factory=dict)
@@ -43,6 +45,7 @@ class ParsedLines:
     damaged: int = 0
     torn: int = 0
     cut: list[str] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
 
 
 def parse_rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -86,16 +89,21 @@ def read_lines(stream: BinaryIO, *, block_size: int = _BLOCK) -> ParsedLines:
     return found
 
 
-def columns_of(rows: Sequence[dict[str, Any]]) -> ParsedLines:
-    """Return ``rows`` as columns."""
-    columns = _Columns()
+def columns_of(rows: Sequence[dict[str, Any]], *, typed: bool = True) -> ParsedLines:
+    """Return ``rows`` as columns.
+
+    Args:
+        rows: the values of each row by their column.
+        typed: the file marks texts, as JSON does and CSV does not.
+    """
+    columns = _Columns(typed=typed)
     columns.add(rows)
     return columns.joined()
 
 
 def joined_lines(parts: Iterable[ParsedLines]) -> ParsedLines:
     """Return the rows of all parts, one part after the other; their columns may be arrays or lists."""
-    columns = _Columns()
+    columns = _Columns(typed=False)
     for part in parts:
         columns.append(part)
     return columns.joined()
@@ -115,9 +123,10 @@ def selected(lines: ParsedLines, rows: NDArray[Any], *, without: Iterable[str] =
 class _Columns:
     """Collects the columns of a file from blocks of rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, typed: bool = True) -> None:
+        self._typed = typed
         # For each column the numbers of some rows, and their values.
-        self._parts: dict[str, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
+        self._parts: dict[str, list[Part]] = {}
         self._rows = 0
         self._cut: set[str] = set()
 
@@ -169,17 +178,34 @@ class _Columns:
         if key not in self._parts and len(self._parts) == MOST_COLUMNS:
             self._cut.add(f"columns beyond {MOST_COLUMNS} are dropped")
             return
-        typed = _numbers(values, kinds)
-        if typed is None:
-            typed, cut = _texts(values)
+        found = _numbers(values, kinds)
+        if found is None and kinds & {int, float} and kinds & {str, bool}:
+            # Numbers stay numbers beside other values.
+            for chosen in (True, False):
+                some = [
+                    number
+                    for number, one in enumerate(values)
+                    if one is not None and (type(one) in (int, float)) is chosen
+                ]
+                these = [values[number] for number in some]
+                self._note(key, at[some], these, set(map(type, these)))
+            return
+        if found is None:
+            found, cut = _texts(values)
             if cut:
                 self._cut.add(f"texts of {key} are cut to {_LONGEST_TEXT} bytes")
-        self._parts.setdefault(key, []).append((at, typed))
+            if list in kinds:
+                self._cut.add(f"lists of {key} are kept as JSON texts")
+        self._parts.setdefault(key, []).append((at, found))
 
     def joined(self) -> ParsedLines:
         """Return the columns, each joined from its blocks."""
         lines = ParsedLines(rows=self._rows, cut=sorted(self._cut))
-        for key, parts in self._parts.items():
+        for key, found in self._parts.items():
+            parts = found
+            if any(values.dtype.kind in "Sb" for _, values in found):
+                parts, misfits = settled(key, found, typed=self._typed)
+                lines.misfits += misfits
             at = np.concatenate([numbers for numbers, _ in parts])
             lines.columns[key] = _joined([values for _, values in parts], at, self._rows)
             if len(at) < self._rows:
@@ -203,7 +229,11 @@ def _floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
     if type(values[0]) is float:
         with suppress(TypeError, OverflowError):
             # A fifth of the time of numpy.
-            return np.frombuffer(array("d", values))
+            found = np.frombuffer(array("d", values))
+            # A boolean becomes 0 or 1 here.
+            flags = found == 0
+            flags |= found == 1
+            return None if flags.any() and bool in set(map(type, values)) else found
     return None
 
 
@@ -217,7 +247,7 @@ def _numbers(values: Any, kinds: set[type]) -> NDArray[Any] | None:
         with suppress(OverflowError):
             return np.array(values, np.int64)
     # null, which marks a value that is not finite, becomes NaN.
-    if kinds <= {int, float, bool, NoneType}:
+    if kinds <= {int, float, NoneType} or kinds <= {bool, NoneType}:
         with suppress(OverflowError):
             return np.array(values, np.float64)
     return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
+import codecs
 import io
 import json
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,23 @@ from numpy.typing import NDArray
 
 from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
+from hpcrun.results.collect.column_types import misfit_problems
 from hpcrun.results.collect.columns import (
     MOST_COLUMNS,
     ParsedLines,
     columns_of,
+    flat,
     joined_lines,
     parse_lines,
 )
-from hpcrun.results.collect.run_reader import line_problems
+from hpcrun.results.collect.run_reader import line_problems, named_misfits
+from hpcrun.results.collect.tables import FileContent, read_csv
 
 TENSORBOARD = "tfevents"
 _HDF5 = (".h5", ".hdf5", ".nc")
 # W&B stores records as LevelDB's log does, after a head of 7 bytes: blocks of 32 KiB, and in them fragments
 # with CRC, length and kind (1: whole, 2: first, 3: middle, 4: last).
 _WANDB_BLOCK, _WANDB_HEAD = 1 << 15, 7
-
-
-@dataclass
-class FileContent:
-    """The content of a file, and what its columns do not hold.
-
-    Args:
-        described: unit, meaning and place in the file, of each column of an HDF5 or NPZ file.
-    """
-
-    lines: ParsedLines = field(default_factory=ParsedLines)
-    problems: list[str] = field(default_factory=list)
-    described: dict[str, tuple[str, str, str]] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
 
 
 def is_array_file(path: Path) -> bool:
@@ -71,7 +59,7 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
     if path.suffix == ".wandb":
         return _wandb(path)
     if path.suffix in (".csv", ".tsv"):
-        return _csv(path)
+        return read_csv(path)
     if path.suffix in _HDF5 or h5py.is_hdf5(path):
         with h5py.File(path, locking=False) as file:
             return _arrays(_items(file, h5py.Dataset), file, datasets, axis)
@@ -79,16 +67,21 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
             return _arrays(arrays, arrays, datasets, axis)
-    raw = path.read_bytes()
+    raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if not raw.strip():
+        return FileContent(problems=["is empty"])
     if path.suffix == ".json":
-        return FileContent(_json(json.loads(raw)))
+        lines = _json(json.loads(raw))
+        return FileContent(lines, misfit_problems(lines.misfits, {}, "row"))
     if path.suffix != ".jsonl" and raw.strip() and not raw.lstrip().startswith(b"{"):
         raise ResultsError(
             f"{path}: has a format that hpcrun does not read; `metrics` takes .csv, .tsv, .json, .jsonl, "
             ".h5, .npz, .wandb and TensorBoard files"
         )
     rows, damaged, torn = parse_lines(raw)
-    return FileContent(columns_of(rows), line_problems(damaged, torn))
+    lines = columns_of(rows)
+    odd = named_misfits(lines, io.BytesIO(raw))
+    return FileContent(lines, line_problems(damaged, torn) + odd)
 
 
 def read_parameters(path: Path) -> dict[str, Any]:
@@ -223,42 +216,20 @@ def _values(place: str, values: NDArray[Any]) -> Any:
     raise ValueError(f"has {place} of type {values.dtype}, which results.h5 cannot hold")
 
 
-def _csv(path: Path) -> FileContent:
-    raw = path.read_bytes()
-    # The writer may be in the middle of a number.
-    end = raw.rfind(b"\n") + 1
-    text = raw[:end].decode("utf-8-sig")
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    head, *lines = [*csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)] or [[]]
-    rows = [
-        {name: _cell(cell) for name, cell in zip(head, cells, strict=True) if cell}
-        for cells in lines
-        if len(cells) == len(head)
-    ]
-    damaged = sum(map(bool, lines)) - len(rows)
-    torn = len(raw) - end if raw[end:].strip() else 0
-    return FileContent(columns_of(rows), line_problems(damaged, torn))
-
-
-def _cell(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 def _json(value: Any) -> ParsedLines:
     """Return the rows of a list of objects, or of an object of equally long lists."""
     if isinstance(value, list) and all(isinstance(row, dict) for row in value):
         return columns_of(value)
     if isinstance(value, dict):
+        value = flat(value)
         columns = {key: cells for key, cells in value.items() if isinstance(cells, list)}
         if not columns:
             return columns_of([value])
+        others = sorted(value.keys() - columns.keys())
         if len(lengths := set(map(len, columns.values()))) == 1:
-            return joined_lines([ParsedLines(columns, rows=lengths.pop())])
+            found = joined_lines([ParsedLines(columns, rows=lengths.pop())])
+            found.cut += [f"{key} is no list, and is not read" for key in others]
+            return found
     raise ValueError("should be a list of objects, or an object of equally long lists")
 
 
@@ -308,7 +279,9 @@ def _wandb(path: Path) -> FileContent:
             rows.append({new: row.pop(old) for old, new in names if old in row} | row)
     config.pop("_wandb", None)
     problems = [f"{rest} bytes at the end are no whole record"] if rest else []
-    return FileContent(columns_of(rows), problems, config=config)
+    lines = columns_of(rows)
+    problems += misfit_problems(lines.misfits, {}, "row")
+    return FileContent(lines, problems, config=config)
 
 
 def _wandb_records(raw: bytes) -> tuple[list[bytes], int]:

@@ -19,6 +19,7 @@ from hpcrun.config import ConfigError
 from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource
+from hpcrun.results.collect.column_types import misfit_problems
 from hpcrun.results.collect.columns import (
     ParsedLines,
     counted,
@@ -30,7 +31,6 @@ from hpcrun.results.collect.columns import (
 )
 from hpcrun.results.collect.foreign import (
     TENSORBOARD,
-    FileContent,
     is_array_file,
     read_metrics,
     read_parameters,
@@ -45,12 +45,14 @@ from hpcrun.results.collect.run_reader import (
     read_run,
     signature,
 )
+from hpcrun.results.collect.tables import FileContent
 
 _RANKS = (
     "goes back to an earlier step, and a restart hides rows; add `rows: samples` to the mapping "
     "for samples or files of several ranks, or `rows: log` for restarts"
 )
 _REPAIR = "repair the files, or leave the run out with `runs`"
+_SHOWN = 12
 Found = TypeVar("Found")
 
 
@@ -177,6 +179,8 @@ class _MappedRun:
         self._mapping, self._path = mapping, Path(path)
         self._data = read_run(path) if self._own else RunData(path, self._path.name)
         self._data.signatures = [signature(*file) for file in _files(mapping, path)]
+        # The columns of all files, by their names there.
+        self._columns: dict[str, None] = {}
 
     def read(self) -> RunData:
         data, mapping = self._data, self._mapping
@@ -243,7 +247,10 @@ class _MappedRun:
                 logs.append({name: lines})
             else:
                 log[name] = lines
+        self._note_missing()
         wholes = [joined_lines(log.values()) for log in logs]
+        for log, whole in zip(logs, wholes, strict=True):
+            self._note_other_files(log, whole)
         if self._mapping.rows == "samples":
             if self._data.facts["state"] == "finished":
                 for name, what in self._data.problems:
@@ -261,6 +268,33 @@ class _MappedRun:
         without = () if self._mapping.rows == "samples" else ("restart", "in_place")
         return selected(every, order, without=without)
 
+    def _note_other_files(self, log: Mapping[str, ParsedLines], whole: ParsedLines) -> None:
+        """Name the values that do not fit only because another file of the ``log`` has another type."""
+        named = [what for name, what in self._data.problems if name in log]
+        odd = [
+            one
+            for one in whole.misfits
+            if not any(what.startswith(f"{one.column}: ") for what in named)
+        ]
+        found = misfit_problems(odd, {}, "row")
+        self._data.problems += [(" and ".join(log), what) for what in found]
+
+    def _note_missing(self) -> None:
+        """Name the columns of the mapping that no file has."""
+        mapping = self._mapping
+        wanted = {
+            mapping.step: "step",
+            mapping.time: "time",
+            **dict.fromkeys(mapping.rename, "rename"),
+        }
+        if not self._columns:
+            return
+        has = ", ".join([*self._columns][:_SHOWN]) + ", …" * (len(self._columns) > _SHOWN)
+        for column, key in wanted.items():
+            if column is not None and column not in self._columns:
+                what = f"has no column {column}, which `{key}` names; there is {has}"
+                self._data.problems.append((" and ".join(mapping.metrics), what))
+
     def _content(self, name: str) -> ParsedLines:
         """Return the columns of a file under their new names, and note their units and meanings."""
         mapping, described = self._mapping, self._data.described
@@ -268,6 +302,9 @@ class _MappedRun:
         content = self._guarded(name, read) or FileContent()
         new = mapping.names
         lines = content.lines
+        self._columns.update(dict.fromkeys(lines.columns))
+        if content.restarts is not None and mapping.rows != "samples":
+            lines.columns["restart"] = content.restarts
         count = len(lines.columns)
         lines.columns = {new.get(key, key): column for key, column in lines.columns.items()}
         if len(lines.columns) < count:

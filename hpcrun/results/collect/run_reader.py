@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import orjson
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpcrun.config import ConfigError, masked_values
 from hpcrun.config.reader import read_yaml
 from hpcrun.errors import ResultsError
+from hpcrun.results.collect.column_types import line_numbers, misfit_problems
 from hpcrun.results.collect.columns import (
     NO_STEP,
     ParsedLines,
@@ -171,10 +172,11 @@ class _Reader:
             with open_regular(path) as stream:
                 self._sign(path, os.fstat(stream.fileno()))
                 lines = read_lines(stream)
+                odd = named_misfits(lines, stream)
         except OSError as error:
             self._unreadable(path, error, needed=False)
             return ParsedLines()
-        self._problems(path, line_problems(lines.damaged, lines.torn) + lines.cut)
+        self._problems(path, line_problems(lines.damaged, lines.torn) + lines.cut + odd)
         self.data.summary = summary_of(lines)
         if lines.columns:
             self.data.metrics = structured(lines.columns, lines.rows)
@@ -196,9 +198,33 @@ class _Reader:
             self._problem(path, what)
 
 
-def line_problems(damaged: int, torn: int) -> list[str]:
-    """Return what is wrong with so many damaged lines, and a last line of ``torn`` bytes."""
-    found = [f"{damaged} damaged line{'s' * (damaged > 1)}"] if damaged else []
+def named_misfits(lines: ParsedLines, stream: BinaryIO) -> list[str]:
+    """Return a line for each kind of value that does not fit its column.
+
+    Args:
+        lines: the content of ``stream``.
+        stream: a file of JSON lines, from which the numbers of the lines are read.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not lines.misfits:
+        return []
+    stream.seek(0)
+    rows = (row for one in lines.misfits for row in one.rows.tolist())
+    return misfit_problems(lines.misfits, line_numbers(stream, rows))
+
+
+def line_problems(damaged: int, torn: int, places: Sequence[int] = ()) -> list[str]:
+    """Return what is wrong with so many damaged lines, and a last line of ``torn`` bytes.
+
+    Args:
+        damaged: number of damaged lines.
+        torn: bytes of a last line without an end.
+        places: the numbers of the first damaged lines, if known.
+    """
+    where = f" ({', '.join(map(str, places))}{', …' * (damaged > len(places))})" if places else ""
+    found = [f"{damaged} damaged line{'s' * (damaged > 1)}{where}"] if damaged else []
     return found + ([f"torn last line ({torn} bytes)"] if torn else [])
 
 

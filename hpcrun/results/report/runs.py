@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcrun.errors import UserError
-from hpcrun.job.history import Goodput, goodput
 from hpcrun.results.collect.aggregate import RunSource, aggregate
 from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.groups import labels, with_options
 from hpcrun.results.store import ResultsFile
 from hpcrun.run.events import Attempt, Event
+from hpcrun.run.goodput import Goodput, goodput
 
 
 @dataclass(frozen=True)

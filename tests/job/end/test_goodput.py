@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.job.history import goodput
 from hpcrun.run.events import Attempt, Event
+from hpcrun.run.goodput import goodput
 
 
 def event(what: str, time: float, restart: int = 0, **more: object) -> Event:
@@ -101,20 +101,92 @@ def test_a_save_keeps_the_steps_that_only_memory_had() -> None:
     assert (account.productive - 9, account.recomputed) == (5 + 6, 2 + 10)
 
 
-def test_a_script_is_productive_from_its_start_to_its_end() -> None:
-    log = [
-        event("submitted", 0),
-        event("opened", 10, script=True),
-        event("started", 12),
-        event("stopped", 40),
-        event("ended", 41, restart_allowed=True),
-        event("opened", 50, restart=1, script=True),
-        event("started", 51, restart=1),
-        event("ended", 71, restart=1, restart_allowed=False),
+def of_script(*rows: tuple[str, float, int, int | None]) -> list[Event]:
+    """The log of a script: kind, time, restart and step of each event; a step -1 marks a finished end."""
+    return [
+        Event(
+            what,
+            time,
+            Attempt("1", restart),
+            "finished" if step == -1 else None,
+            step,
+            {"script": what == "opened", "restart_allowed": what == "ended" and step is None},
+        )
+        for what, time, restart, step in rows
     ]
-    account = goodput(log, now=1000.0)
-    assert (account.productive, account.start_up) == (28 + 20, 2 + 1 + 1)
-    assert (account.recomputed, account.requeue_wait, account.queue) == (0, 9, 10)
+
+
+DIED_IN_SETUP = [
+    ("submitted", 0.0, 0, None),
+    ("opened", 10.0, 0, None),
+    ("started", 12.0, 0, None),
+    ("ended", 112.0, 0, None),
+    ("opened", 122.0, 1, None),
+    ("started", 124.0, 1, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("later", "parts"),
+    [
+        # Nothing is reported: nobody knows what was kept.
+        ([("ended", 150.0, 1, -1)], {"running": 126.0, "ettr": None}),
+        ([("stepped", 130.0, 1, 1)], {"start_up": 110.0, "unsaved": 30.0, "ettr": None}),
+        ([("stepped", 130.0, 1, 1), ("ended", 150.0, 1, -1)], {"productive": 20.0, "recomputed": 0.0}),
+        ([("stepped", 130.0, 1, 1), ("ended", 150.0, 1, None)], {"productive": 0.0, "recomputed": 20.0}),
+        (
+            [("stepped", 130.0, 1, 1), ("saved", 140.0, 1, 9), ("ended", 150.0, 1, None)],
+            {"productive": 10.0, "recomputed": 10.0},
+        ),
+        # A log from before the event `stepped`.
+        ([("saved", 140.0, 1, 9)], {"productive": 16.0, "unsaved": 20.0}),
+    ],
+    ids=["silent", "live", "finished", "died", "saved", "old log"],
+)  # fmt: skip
+def test_a_script_has_productive_time_once_it_reports(
+    later: list[tuple[str, float, int, int | None]], parts: dict[str, float | None]
+) -> None:
+    account = goodput(of_script(*DIED_IN_SETUP, *later), now=160.0)
+    assert {name: account.as_record()[name] for name in parts} == parts
+    assert account.wall == (150 if later[-1][0] == "ended" and later[-1][3] == -1 else 160)
+
+
+@pytest.mark.parametrize(("first", "kept"), [(1, 0), (10, 10), (5, 0), (15, 10), (21, 20)])
+def test_a_script_that_begins_again_has_lost_its_saves(first: int, kept: float) -> None:
+    log = of_script(
+        ("opened", 0.0, 0, None), ("started", 1.0, 0, None), ("stepped", 10.0, 0, 1),
+        ("saved", 20.0, 0, 10), ("saved", 30.0, 0, 20), ("ended", 35.0, 0, None),
+        ("opened", 40.0, 1, None), ("started", 41.0, 1, None), ("stepped", 50.0, 1, first),
+    )  # fmt: skip
+    assert goodput(log, now=60.0).productive == kept
+
+
+RUNNING = CRASHED_ONCE[:4]
+
+
+@pytest.mark.parametrize(
+    ("stepped", "lost", "parts"),
+    [
+        (None, False, {"productive": 9.0, "unsaved": 75.0, "stalled": 0.0}),
+        (130.0, False, {"productive": 9.0, "unsaved": 5.0, "stalled": 70.0}),
+        (None, True, {"productive": 9.0, "unsaved": 0.0, "recomputed": 75.0}),
+    ],
+    ids=["live", "stalled", "lost"],
+)
+def test_only_steps_that_a_checkpoint_kept_are_productive(
+    stepped: float | None, lost: bool, parts: dict[str, float]
+) -> None:
+    account = goodput(RUNNING, 200.0, stepped, lost=lost)
+    assert {name: getattr(account, name) for name in parts} == parts
+
+
+@pytest.mark.parametrize("ahead", [3600, -3600, 100])
+def test_another_clock_of_the_submitter_changes_only_the_queue(ahead: float) -> None:
+    log = [event("submitted", 100 + ahead), *CRASHED_ONCE[1:]]
+    account, right = goodput(log, now=1000.0), goodput(CRASHED_ONCE, now=1000.0)
+    assert account.queue == max(0, 10 - ahead)
+    assert account.wall - account.queue == right.wall - right.queue
+    assert (account.productive, account.recomputed) == (right.productive, right.recomputed)
 
 
 def test_nothing_is_lost_with_a_report_that_was_not_made() -> None:
@@ -137,8 +209,8 @@ def test_unwanted_time_is_idle_and_not_in_the_ratio() -> None:
     ]
     account = goodput(log, now=1020.0)
     assert account.idle == 1000
-    assert account.productive == 15
-    assert account.ettr == pytest.approx(15 / 20)
+    assert (account.productive, account.unsaved) == (10, 5)
+    assert account.ettr == pytest.approx(10 / 15)
 
 
 def test_a_late_node_failure_ends_at_the_last_sign() -> None:

@@ -67,7 +67,9 @@ def test_a_script_without_handlers_starts_again_after_a_preemption(tmp_path: Pat
     # Only its earlier saves remain: time limits that kill it are counted.
     assert [event.fields["killed"] for event in jobs.events(run, "stopped")] == [True] * 4
     assert len(jobs.events(run, "started")) == 5
-    assert jobs.result(run)["goodput"]["productive"] > 0
+    account = jobs.result(run)["goodput"]
+    assert (account["productive"], account["ettr"]) == (0, None)
+    assert account["running"] > 0
 
 
 def all_started(folder: Path, times: int) -> bool:

@@ -1,0 +1,79 @@
+"""The cause of a failed attempt in one line, found once within a time limit, and kept beside the logs.
+
+`hpcrun status` shows up to twenty failed runs; their logs may have any size.
+"""
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.read_log import LogLine, rank_of_file, read_stream
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Event
+from hpcrun.run.files import open_regular, read_json, write_json
+
+# Bytes read from each log. `hpcrun doctor` reads more.
+_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
+_NAME = "cause.json"
+
+
+class _TooLong(Exception):
+    """The time is over."""
+
+
+def brief_cause(run: RunDirectory, events: Sequence[Event], seconds: float) -> str | None:
+    """Return the cause of the newest attempt's failure in one line, and keep it; None if it is unknown.
+
+    Args:
+        run: a run that no job has.
+        events: its events, oldest first.
+        seconds: the limit for a cause that is not kept yet; after it, the cause is unknown.
+    """
+    attempt = attempt_to_diagnose(events)
+    if attempt is None:
+        return None
+    kept = run.attempt_logs(attempt) / _NAME
+    # A run that goes on has more events.
+    mark = {"events": len(events)}
+    with contextlib.suppress(OSError):
+        known = read_json(kept)
+        if known is not None and mark.items() <= known.items():
+            line = known.get("cause")
+            return line if isinstance(line, str) else None
+    lines = lines_of_attempt(run, attempt, events, most_files=_MOST_FILES, read=_ends)
+    try:
+        found = find_cause(_within(lines, seconds), nodes_of(events, attempt))
+    except (OSError, _TooLong):
+        found = None
+    line = found.line if found and found.confidence != "low" else None
+    with contextlib.suppress(OSError):
+        write_json(kept, {**mark, "cause": line})
+    return line
+
+
+def _within(lines: Iterable[LogLine], seconds: float) -> Iterator[LogLine]:
+    begun = time.thread_time()
+    for line in lines:
+        if time.thread_time() - begun > seconds:
+            raise _TooLong
+        yield line
+
+
+def _ends(path: Path, shown: str) -> Iterator[LogLine]:
+    """Yield the first and the last lines of a log, without reading the bytes between them."""
+    with open_regular(path) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        if size <= _HEAD + _TAIL:
+            content = stream.read(size)
+        else:
+            # Both cuts are within a line.
+            content = stream.read(_HEAD).rpartition(b"\n")[0] + b"\n"
+            stream.seek(size - _TAIL)
+            content += stream.read(_TAIL).partition(b"\n")[2]
+    return read_stream(io.BytesIO(content), shown, rank=rank_of_file(path))
