@@ -40,6 +40,19 @@ def test_the_run_resumes_on_other_nodes_from_its_last_checkpoint(bench, calm, fa
 
 
 @pytest.mark.slow
+def test_a_job_whose_nodes_stay_busy_is_requeued(bench, calm):
+    # The step of the set-up has the cores of the job. Slurm 24.11 may also count the nodes of a job wrongly.
+    busy = "[ -n \"${SLURM_RESTART_COUNT:-}\" ] || { srun -n2 sleep 1000 & sleep 3; }"
+    run = bench.submit("hit", **{"job.setup": [busy]})
+    assert bench.wait_for_end(run, 2 * PATIENCE) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    (first, _) = jobs.events(run, "ended")
+    assert "Slurm created no step: Requested nodes are busy" in first.fields["reason"]
+    assert bench.slurm.restarts(bench.job(run)) == 1
+    assert jobs.final_state(run) == jobs.final_state(calm)
+
+
+@pytest.mark.slow
 def test_a_stale_process_that_continues_to_save_is_superseded(bench, calm):
     # On one node, so that all ranks and the batch script survive Slurm's daemons there.
     run = bench.submit(
