@@ -23,7 +23,9 @@ from .step_substitutes import FIRST, Desk
 REASON = "no heartbeat for 6 s, and its network does not answer"
 
 
-@pytest.mark.parametrize(("nodes", "spares", "asked"), [(4, 2, "6"), ("2-4", 0, "2-4"), (4, 0, "4")])
+@pytest.mark.parametrize(
+    ("nodes", "spares", "asked"), [(4, 2, "6"), ("2-4", 0, "2-4"), (4, 0, "4")]
+)
 def test_slurm_requeues_any_job_that_loses_its_batch_host(nodes, spares, asked):
     lines = sbatch_lines(Path("/runs/a"), Job(nodes=nodes, spares=spares))
     assert {f"#SBATCH --nodes={asked}", "#SBATCH --requeue"} <= set(lines)

@@ -42,7 +42,7 @@ def test_the_run_resumes_on_other_nodes_from_its_last_checkpoint(bench, calm, fa
 @pytest.mark.slow
 def test_a_job_whose_nodes_stay_busy_is_requeued(bench, calm):
     # The step of the set-up has the cores of the job. Slurm 24.11 may also count the nodes of a job wrongly.
-    busy = "[ -n \"${SLURM_RESTART_COUNT:-}\" ] || { srun -n2 sleep 1000 & sleep 3; }"
+    busy = '[ -n "${SLURM_RESTART_COUNT:-}" ] || { srun -n2 sleep 1000 & sleep 3; }'
     run = bench.submit("hit", **{"job.setup": [busy]})
     assert bench.wait_for_end(run, 2 * PATIENCE) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["node-failure", "finished"]

@@ -76,12 +76,12 @@ _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 # A file in the run's folder counts these starts, one line each; the step removes it when it begins.
 _STEP = """\
 # Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
-runs() {{ [[ "$(scontrol show job "{job}")" = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
+runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
 for pause in 5 15 0; do
     stopped=; echo "$SLURMD_NODENAME" >> "$unstarted"
     {step}; code=$?
-    # The step has begun and has handled the end, or Slurm ends the job. A reboot sends SIGTERM to a job that runs.
+    # The step has handled the end, or Slurm ends the job. At a reboot of the node the job still runs.
     if [ ! -e "$unstarted" ] || {{ [ -n "$stopped" ] && ! runs; }}; then exit $code; fi
     sleep $pause
 done

@@ -25,8 +25,8 @@ _GONE = (
     "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
 )
 _UNWRITTEN = (
-    "its ranks have ended, and their end is not written yet; if it stays so, the disk is full or read-only: free "
-    "some space there, and the run goes on"
+    "its ranks have ended, and their end is not written yet; if it stays so, the disk is full or read-only: "
+    "free some space there, and the run goes on"
 )
 
 
