@@ -85,6 +85,7 @@ def finalize_attempt(
     ending: Ending | None = None,
     *,
     setup: str | None = None,
+    stuck: str | None = None,
 ) -> EndedAttempt:
     """Find the cause of the end, record it, and decide about a restart.
 
@@ -92,6 +93,7 @@ def finalize_attempt(
         exit_code: the highest of the ranks' exit codes.
         ending: the part of the scheduler in the end; None: ask Slurm why the attempt has ended.
         setup: the command that failed before the ranks started.
+        stuck: why Slurm created no step, which counts as a failure of a node.
 
     Raises:
         RunTakenOver: another attempt or another job has the run.
@@ -106,6 +108,8 @@ def finalize_attempt(
             raise RunTakenOver(str(taken), exit_codes.BAD_INPUT) from taken
     config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
+    if stuck is not None and ending.word is None:
+        ending = replace(ending, word="node-failure", why=f"Slurm created no step: {stuck}")
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
     budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
     found = finalize(run, attempt, exit_code, budgets, ending, setup=setup)
@@ -186,9 +190,9 @@ def conclude(
     code: the run has ended. ``own_script``: a person wrote the batch script.
     """
     attempt, clock = job.attempt, clock or Clock()
-    alive = None
+    alive = f"Slurm creates no step: {ranks.stuck}" if ranks.stuck else None
     lost_step = nodes is not None and nodes.has_lost_step
-    if ranks.killed and not lost_step:
+    if ranks.killed and not lost_step and not ranks.stuck:
         # Ranks that survive their srun would write after the recorded end.
         alive = in_place.end_step(attempt, step_name(attempt))
     until = latest(job.end_time, clock)
@@ -264,11 +268,18 @@ def _finalized(
     """Finalize the attempt; try again while the file server does not answer."""
     for _ in range(_TRIES - 1):
         try:
-            return finalize_attempt(run, attempt, ranks.code, ending, setup=ranks.failed)
+            return _finalized_once(run, attempt, ranks, ending)
         except OSError as error:
             complain(f"the end of {attempt.owner} cannot be recorded: {error}")
             clock.sleep(_PAUSE)
-    return finalize_attempt(run, attempt, ranks.code, ending, setup=ranks.failed)
+    return _finalized_once(run, attempt, ranks, ending)
+
+
+def _finalized_once(
+    run: RunDirectory, attempt: Attempt, ranks: RanksEnd, ending: Ending | None
+) -> EndedAttempt:
+    told = {"setup": ranks.failed, "stuck": ranks.stuck}
+    return finalize_attempt(run, attempt, ranks.code, ending, **told)
 
 
 def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exception) -> int:

@@ -6,6 +6,7 @@ hides. A job that Slurm ends for an unknown reason counts as cancelled, because 
 cancellation.
 """
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class JobView:
     ``restarts``: the controller's count. ``preempted``: the job runs in the grace time of a
     preemption, or ends because of one. ``base``: the states that COMPLETING hides, if Slurm shows them.
     ``timed_out``: the job used its whole time limit. ``suspended``: time of the newest suspension, or of its
-    end.
+    end. ``script_killed``: SIGKILL has ended the batch script. Slurm then ends the job, and nobody has asked
+    for it: a requested end kills all processes of the batch script together, if any.
     """
 
     state: str
@@ -51,6 +53,7 @@ class JobView:
     base: frozenset[str] = frozenset()
     timed_out: bool = False
     suspended: float | None = None
+    script_killed: bool = False
 
     @property
     def being_ended(self) -> bool:
@@ -107,6 +110,7 @@ def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobVie
         timed_out=facts.get("Reason") == "TimeLimit"
         or (limit is not None and ran is not None and ran >= limit),
         suspended=slurm.unix_time(facts.get("SuspendTime", "None")),
+        script_killed=facts.get("ExitCode", "").endswith(f":{int(signal.SIGKILL)}"),
     )
 
 
@@ -127,9 +131,12 @@ def ending_of(
     if only_log_has_reason(view, attempt) and run.batch_log(attempt.job).is_file():
         wait_for_word(lambda: scheduler_word(batch_log(run, attempt)), patience)
     resumed, log = view.suspended if view else None, batch_log(run, attempt)
+    word = word_of(view, attempt, log)
+    killed = view is not None and view.script_killed and word == "node-failure"
     return Ending(
-        word_of(view, attempt, log),
+        word,
         log,
+        why="the batch script was killed by SIGKILL" if killed else "",
         limit_near=view is not None and _limit_near(view, lead),
         # A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
         # nothing; slurmstepd would have written a message about an earlier cancellation.
@@ -167,7 +174,8 @@ def word_of(view: JobView | None, attempt: Attempt, batch_log: str) -> Scheduler
     base = next((_STATES[state] for state in _STATES if state in view.base), None)
     fact = base or reported or ("preemption" if view.preempted else _STATES.get(view.state))
     if fact is None and view.being_ended:
-        fact = "time-limit" if view.timed_out else "cancelled"
+        known = "node-failure" if view.script_killed else "cancelled"
+        fact = "time-limit" if view.timed_out else known
     return cast("SchedulerWord | None", fact)
 
 

@@ -38,12 +38,14 @@ class BatchJob:
 class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
-    ``started``: False if too few nodes were left for a step.
+    ``started``: False if too few nodes were left for a step. ``stuck``: why Slurm created no step, in srun's
+    words; srun was ended then.
     """
 
     code: int
     failed: str | None = None
     started: bool = True
+    stuck: str | None = None
 
     @property
     def killed(self) -> bool:

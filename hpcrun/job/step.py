@@ -36,6 +36,7 @@ from hpcrun.job.srun import (
 from hpcrun.job.step_messages import StepMessages
 from hpcrun.job.step_process import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
+from hpcrun.nodes.kill_ranks import end_sruns
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
@@ -50,6 +51,8 @@ from hpcrun.slurm.own_script import restart_problems, script_text
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
+# Seconds in which srun may end after SIGTERM.
+_SRUN_END = 5.0
 # A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000
 
@@ -81,7 +84,16 @@ def run_ranks(
     report = fcntl.fcntl(writing, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
     os.close(writing)
     os.set_blocking(reading, False)
-    messages = StepMessages(hasten)
+    child: subprocess.Popen[bytes] | None = None
+    stuck = list[str]()
+
+    def give_up(why: str) -> None:
+        print(f"hpcrun: Slurm creates no step: {why}; srun is ended", flush=True)
+        stuck.append(why)
+        if child is not None:
+            end_sruns(child, _SRUN_END, ask=True)
+
+    messages = StepMessages(hasten, give_up=give_up)
     try:
         exports, values = export_from_environment(env)
         variables = None if nodes is None else nodes.variables_file()
@@ -115,7 +127,7 @@ def run_ranks(
             os.close(report)
     code = code if code >= 0 else 128 - code
     if words.startswith(_READY):
-        return RanksEnd(code)
+        return RanksEnd(code, stuck=stuck[0] if stuck else None)
     number, _, command = words.decode(errors="replace").partition(" ")
     if not number.isdecimal():
         return RanksEnd(code, "job.setup")

@@ -276,9 +276,9 @@ class NodeAgent:
 def requeue_without_batch_host(node: str, environ: Mapping[str, str]) -> bool:
     """Requeue a job that Slurm keeps although the node of its batch script is lost; return True if so.
 
-    Observed with Slurm 22.05 and 26.05: a job with ``--no-kill`` stays RUNNING without its batch script until
-    its time limit, and the controller no longer lists the batch host among its nodes. Of several agents only
-    the first node's acts.
+    Slurm does so in a person's own batch script with ``--no-kill`` (22.05 and 26.05): the job stays RUNNING
+    until its time limit, and the controller no longer lists the batch host among its nodes. Of several agents
+    only the first node's acts.
     """
     job = job_id(environ) or ""
     shown = slurm.run(slurm.scontrol_show_job_command(job))

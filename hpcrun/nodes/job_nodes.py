@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
 from hpcrun.nodes.agent import FORK_PROGRAM
+from hpcrun.nodes.kill_ranks import end_sruns
 from hpcrun.nodes.spare_probe import PROBE, SpareProbe, probe_command
 from hpcrun.nodes.step_nodes import (
     JobShape,
@@ -31,7 +31,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
-from hpcrun.slurm.notation import AGENTS, STEPS
+from hpcrun.slurm.notation import AGENTS, STEPS, expand
 
 if TYPE_CHECKING:
     from hpcrun.diagnose.causes import Diagnosis
@@ -289,9 +289,28 @@ class JobNodes:
         _say(f"{node} is lost: {reason}")
         with contextlib.suppress(OSError):
             add_failure(bad_nodes_path(), node, reason, str(self._run.path), attempt.owner)
+        # In other threads, because the watch must continue.
         if child is not None:
-            # In another thread, because the watch must continue.
             threading.Thread(target=self._end_step, args=(child,), daemon=True).start()
+        threading.Thread(target=self.leave_lost_nodes, daemon=True).start()
+
+    def leave_lost_nodes(self) -> None:
+        """Take the lost nodes out of Slurm's job, if a step on the other nodes may follow.
+
+        Otherwise Slurm requeues the job when it notices a loss. It must do so for the batch host: so the job
+        has no ``--no-kill``, with which Slurm would keep it without its batch script until its time limit.
+        """
+        with self._lock:
+            enough = choose_nodes(self.shape, self.bad, self.used, self._suspects) is not None
+            lost, attempt = set(self._lost), self._attempt
+        while enough:
+            words = leave_nodes(attempt, lost)
+            if words is None:
+                return
+            if slurm.classify_requeue_error(words) != "transient":
+                _say(f"Slurm requeues the job when it notices the loss: {words}")
+                return
+            enough = not self._closing.wait(_CONTROLLER)
 
     def _controller_answers(self) -> bool:
         show = slurm.scontrol_show_job_command(self._attempt.job)
@@ -302,11 +321,8 @@ class JobNodes:
         steps = self._steps()
         for step in steps or ():
             slurm.run(slurm.scancel_command(self._attempt.job, step=step), timeout=_CONTROLLER)
-        if steps is None:
-            # srun ends its step itself.
-            _signal_sruns(child.pid, signal.SIGTERM)
-        if not _ends(child, _SRUN):
-            _signal_sruns(child.pid, signal.SIGKILL)
+        # srun may end its step itself.
+        end_sruns(child, _SRUN, ask=steps is None)
 
     def _steps(self) -> list[int] | None:
         """Return hpcrun's steps in the job without the agents; None if the controller does not answer."""
@@ -405,6 +421,25 @@ class JobNodes:
             del self._probes[node]
 
 
+def leave_nodes(attempt: Attempt, lost: Collection[str]) -> str | None:
+    """Take the nodes ``lost`` out of the running job of ``attempt``; return Slurm's words if it does not.
+
+    None: they are not in the job any more, or another start of the job runs.
+    """
+    shown = slurm.run(slurm.scontrol_show_job_command(attempt.job), timeout=_CONTROLLER)
+    facts = slurm.parse_show_job(shown.stdout) if shown.returncode == 0 else {}
+    if not facts:
+        return shown.stderr or "timed out after a question to the controller"
+    if (facts.get("JobState"), facts.get("Restarts")) != ("RUNNING", str(attempt.restart)):
+        return None
+    has = expand(facts["NodeList"]) if "NodeList" in facts else []
+    left = [node for node in has if node not in lost]
+    if left == has:
+        return None
+    told = slurm.run(slurm.scontrol_shrink_command(attempt.job, left), timeout=_CONTROLLER)
+    return None if told.returncode == 0 else " ".join(told.stderr.split())
+
+
 def read_variables(raw: bytes) -> dict[str, str]:
     """Return the variables that ``env -0`` has written; empty before it has ended."""
     if not raw.endswith(b"\0"):
@@ -422,27 +457,6 @@ def rank_threads(environ: Mapping[str, str], tasks: int) -> str | None:
     given = environ.get("OMP_NUM_THREADS") or environ.get("SLURM_CPUS_PER_TASK")
     cores = environ.get("SLURM_CPUS_ON_NODE", "")
     return given or (str(max(1, int(cores) // tasks)) if cores.isdecimal() else None)
-
-
-def _ends(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Return True if ``child`` ends in time; another thread waits for it too."""
-    late = time.monotonic() + seconds
-    while time.monotonic() < late:
-        if child.returncode is not None or not Path(f"/proc/{child.pid}").exists():
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _signal_sruns(parent: int, number: signal.Signals) -> None:
-    """Send a signal to each srun of hpcrun among the descendants of ``parent``."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(parent).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if any(word.startswith(f"--job-name={STEPS}") for word in process.cmdline()):
-                    process.send_signal(number)
 
 
 def _say(words: str) -> None:

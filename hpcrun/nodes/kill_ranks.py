@@ -1,4 +1,4 @@
-"""The processes of a step on this node, for the node's agent, whose own step has another number.
+"""The processes of a step on this node, for the node's agent, whose own step has another number; its srun.
 
 The variables of Slurm in a process's first environment name its step. A rank of the fork server has not this
 environment, and ends with its task.
@@ -7,10 +7,13 @@ environment, and ends with its task.
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
 import psutil
+
+from hpcrun.slurm.notation import STEPS
 
 _SAME = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME", "SLURMD_NODENAME")
 _LOOK = 0.05
@@ -55,3 +58,28 @@ def kill_processes(
         if (not left and not forked) or time.monotonic() > late:
             return len(left) + len(forked)
         time.sleep(_LOOK)
+
+
+def end_sruns(child: "subprocess.Popen[bytes]", seconds: float, *, ask: bool) -> None:
+    """End each srun of hpcrun among the descendants of ``child``, for which another thread waits.
+
+    Args:
+        seconds: srun may end by itself until then.
+        ask: send SIGTERM first, at which srun ends its step.
+    """
+    if ask:
+        _signal_sruns(child.pid, signal.SIGTERM)
+    late = time.monotonic() + seconds
+    while time.monotonic() < late:
+        if child.returncode is not None or not psutil.pid_exists(child.pid):
+            return
+        time.sleep(_LOOK)
+    _signal_sruns(child.pid, signal.SIGKILL)
+
+
+def _signal_sruns(parent: int, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(parent).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any(word.startswith(f"--job-name={STEPS}") for word in process.cmdline()):
+                    process.send_signal(number)

@@ -82,6 +82,11 @@ def scontrol_exclude_command(job_id: str, hosts: Sequence[str]) -> list[str]:
     return ["scontrol", "update", f"JobId={_checked(job_id)}", f"ExcNodeList={','.join(hosts)}"]
 
 
+def scontrol_shrink_command(job_id: str, hosts: Sequence[str]) -> list[str]:
+    """Build the command that leaves a running job only these of its nodes, with the batch host."""
+    return ["scontrol", "update", f"JobId={_checked(job_id)}", f"NodeList={','.join(hosts)}"]
+
+
 def scancel_command(
     job_id: str,
     signal: str | None = None,

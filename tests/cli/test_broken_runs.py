@@ -1,6 +1,7 @@
 """Runs that really fail: the doctor names the cause, and the rank or node; tests/on_slurm has more ways."""
 
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from hpcrun.run.directory import RunDirectory
+from hpcrun.slurm.launch.jobs import state as state_of
+from hpcrun.slurm.local.job_files import read_status
 from tests import jobs
 
 _SCRIPT = Path(__file__).with_name("broken.py")
@@ -49,3 +52,24 @@ def test_the_doctor_names_what_broke_a_run(
     if way == "killed":
         shown = jobs.hpcrun("status", way, cwd=tmp_path).stdout
         assert "killed: doctor: rank 1" in shown
+
+
+@pytest.mark.parametrize(("code", "end"), [(0, "finished"), (1, "crash")])
+def test_an_end_waits_for_a_disk_that_takes_it(tmp_path: Path, code: int, end: str) -> None:
+    line = f"while [ ! -e end ]; do sleep 0.05; done; exit {code}"
+    settings = ("--name", "full", "restarts.crash=0", "--executor", "local", "--cpu", "--detach")
+    jobs.hpcrun("submit", *settings, "--", "bash", "-c", line, cwd=tmp_path)
+    run = RunDirectory(tmp_path / "runs" / "full")
+    jobs.wait_for(lambda: bool(jobs.events(run, "started")))
+    status = read_status(next(run.logs.glob("*/job.json")).parent)
+    assert status is not None
+    # As on a full or read-only disk, each write of the controller is refused.
+    _, hard = resource.prlimit(status.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(status.pid, resource.RLIMIT_FSIZE, (0, hard))
+    (tmp_path / "end").touch()
+    jobs.wait_for(lambda: "their end is not written yet" in state_of(run).detail)
+    assert (state_of(run).live, jobs.events(run, "ended")) == (True, [])
+    resource.prlimit(status.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    jobs.wait_for_end(run)
+    assert [event.cause for event in jobs.events(run, "ended")] == [end]
+    assert state_of(run).word == ("failed" if code else "finished")

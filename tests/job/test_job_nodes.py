@@ -111,6 +111,40 @@ def test_the_setup_of_a_spare_shares_the_node(desk: Desk, nodes: JobNodes) -> No
     assert " --overlap --no-kill --immediate=60 " in setup
 
 
+JOB = "JobId=7 JobState=RUNNING Restarts=0\\n   NodeList=node[1-3]\\n"
+SHRUNK = "scontrol update JobId=7 NodeList=node1,node3"
+DENIED = "Slurm requeues the job when it notices the loss: "
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown", "answer", "shrinks", "told"),
+    [
+        (2, JOB, "", True, ""),
+        ("2-3", JOB, "", True, ""),
+        # Slurm itself, or the batch step, requeues a job with too few nodes.
+        (3, JOB, "", False, ""),
+        (2, JOB.replace("1-3", "1,3"), "", False, ""),
+        (2, JOB.replace("Restarts=0", "Restarts=1"), "", False, ""),
+        (2, JOB.replace("RUNNING", "COMPLETING"), "", False, ""),
+        (2, JOB, "echo Not supported >&2; exit 1", True, DENIED + "Not supported"),
+        (2, "", "", False, DENIED + "slurm_load_jobs error: Invalid job id specified"),
+    ],
+    ids=["spare", "range", "too-few", "gone", "newer", "ends", "refused", "unknown"],
+)
+def test_a_lost_node_leaves_the_job_of_slurm(
+    desk: Desk, capfd, wanted, shown, answer, shrinks, told
+) -> None:
+    show = f"printf '{shown}'" if shown else f"echo '{told.removeprefix(DENIED)}' >&2; exit 1"
+    desk.answer("scontrol", f"if [ $1 = show ]; then {show}; else {answer or ':'}; fi")
+    shape = JobShape(NODES, wanted, 1)
+    with contextlib.closing(JobNodes(desk.run, FIRST, shape, "node1")) as nodes:
+        nodes.next_step(FIRST)
+        nodes.lose("node2", "no heartbeat")
+        nodes.leave_lost_nodes()
+    assert (SHRUNK in desk.called("scontrol")) is shrinks
+    assert (told in capfd.readouterr().out) is True
+
+
 def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)

@@ -23,16 +23,14 @@ from .step_substitutes import FIRST, Desk
 REASON = "no heartbeat for 6 s, and its network does not answer"
 
 
-def test_a_job_with_spares_requests_them_and_survives_losses():
-    lines = sbatch_lines(Path("/runs/a"), Job(nodes=4, spares=2))
-    assert "#SBATCH --nodes=6" in lines
-    assert "#SBATCH --no-kill" in lines
-    assert "#SBATCH --no-kill" not in sbatch_lines(Path("/runs/a"), Job(nodes=4))
-
-
-def test_a_job_with_a_range_of_nodes_survives_a_loss():
-    lines = sbatch_lines(Path("/runs/a"), Job(nodes="2-4"))
-    assert {"#SBATCH --nodes=2-4", "#SBATCH --no-kill"} <= set(lines)
+@pytest.mark.parametrize(
+    ("nodes", "spares", "asked"), [(4, 2, "6"), ("2-4", 0, "2-4"), (4, 0, "4")]
+)
+def test_slurm_requeues_any_job_that_loses_its_batch_host(nodes, spares, asked):
+    lines = sbatch_lines(Path("/runs/a"), Job(nodes=nodes, spares=spares))
+    assert {f"#SBATCH --nodes={asked}", "#SBATCH --requeue"} <= set(lines)
+    # With it, Slurm would keep the job without its batch script until the time limit.
+    assert not any("--no-kill" in line for line in lines)
 
 
 @pytest.mark.parametrize(

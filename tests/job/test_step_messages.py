@@ -61,6 +61,37 @@ def test_a_step_that_ends_in_time_is_not_hastened() -> None:
     assert asked == []
 
 
+BUSY = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "given_up"),
+    [
+        ([BUSY, BUSY.replace("temporarily", "still")], True),
+        ([BUSY.replace("7", "7_2")], True),
+        ([BUSY, "srun: Step created for StepId=7.0\n"], False),
+        ([BUSY, "srun: Step created for job 7\n"], False),
+        ([BUSY.replace("Requested nodes are busy", "Job prolog is running")], False),
+        ([BUSY.replace("Requested nodes are busy", "Required ports are busy")], False),
+        (["srun: launch of task 1 on host n2 is slow: Requested nodes are busy\n"], False),
+    ],
+    ids=["busy", "array", "late", "late-on-22.05", "prolog", "ports", "other"],
+)
+def test_srun_ends_if_the_nodes_stay_busy(lines: list[str], given_up: bool) -> None:
+    reasons, passed = list[str](), threading.Event()
+    busy = 0.0 if given_up else 3600.0
+    messages = StepMessages(lambda _: passed.set(), grace=0.0, give_up=reasons.append, busy=busy)
+    other = os.dup(messages.descriptor)
+    messages.begin()
+    os.write(other, "".join(lines).encode() + TERMINATING)
+    assert passed.wait(60)
+    timers = [one for one in threading.enumerate() if isinstance(one, threading.Timer)]
+    jobs.wait_for(lambda: not any(timer.is_alive() for timer in timers))
+    os.close(other)
+    messages.finish()
+    assert reasons == (["Requested nodes are busy"] if given_up else [])
+
+
 def test_messages_of_srun_reach_the_batch_log(desk: Desk) -> None:
     desk.answer("srun", "echo to the output; echo one line >&2; printf 'no end' >&2; exit 3")
     desk.step()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import psutil
 import pytest
 
 from hpcrun.run.events import Attempt
@@ -36,6 +40,20 @@ def test_fewer_tasks_than_ranks_end_as_bad_input(bench):
     bench.wait_for_end(run)
     assert bench.causes(run) == ["bad-input"], bench.story(run)
     assert "the job has 1 task, the config says 2 ranks" in bench.batch_log(run)
+
+
+@pytest.mark.slow
+def test_a_run_continues_after_its_batch_script_was_killed(bench, calm):
+    # By the kernel, for example, when the memory is full. Slurm ends such a job as FAILED.
+    run = bench.submit("killed", model__pause=0.2, checkpoint__every=5)
+    with bench.held_at(run, 12):
+        host = bench.slurm.scontrol_show_job(bench.job(run))["BatchHost"]
+        words = {pid: psutil.Process(pid).cmdline() for pid in bench.slurm.processes(host)}
+        (script,) = [pid for pid, line in words.items() if " ".join(line).endswith("slurm_script")]
+        os.kill(script, signal.SIGKILL)
+    assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
+    assert bench.causes(run) == ["node-failure", "finished"]
+    assert jobs.final_state(run) == jobs.final_state(calm)
 
 
 def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def wait_for_event(bench: training.Bench, run, what: str) -> Event:
 
 
 def wait_for_finish(bench: training.Bench, run) -> None:
-    """Wait for the end of the run; the job itself ends when Slurm notices the lost node."""
+    """Wait for the end of the run."""
     bench.wait_until(
         lambda: bench.causes(run)[-1:] == ["finished"], PATIENCE, lambda: bench.story(run)
     )
@@ -62,6 +63,9 @@ def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
     assert (replaced.fields["lost"], replaced.fields["by"]) == ("node2", "node3")
     assert "no heartbeat" in replaced.fields["reason"]
     wait_for_finish(bench, run)
+    # The job has left the lost node, so it ends, and Slurm requeues it not when it notices the loss.
+    bench.slurm.wait_state(bench.job(run), "COMPLETED")
+    assert bench.slurm.scontrol_show_job(bench.job(run))["NodeList"] == "node[1,3]"
     assert bench.causes(run) == ["node-failure", "finished"]
     assert bench.slurm.restarts(bench.job(run)) == 0
     assert jobs.final_state(run) == jobs.final_state(calm)
@@ -86,13 +90,29 @@ def test_a_spare_that_dies_ends_nothing(spare_bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-@pytest.mark.slow
-def test_the_loss_of_the_batch_host_requeues_the_job(bench, calm):
-    # Slurm alone would keep such a job, without its batch script, until its time limit.
-    run = bench.submit("hit", "--spares", "1", model__pause=0.2, checkpoint__every=5)
-    with bench.held_at(run, 12):
-        bench.slurm.kill_node("node1")
-        bench.slurm.wait_restarts(bench.job(run), 1)
+SPARE, RANGE = ("--spares", "1"), ("--nodes", "2-3")
+
+
+@pytest.mark.parametrize(
+    ("shape", "first", "step"),
+    [
+        (SPARE, "orphan_node", 0),
+        pytest.param(SPARE, "cut_link", 12, marks=pytest.mark.slow),
+        pytest.param(RANGE, "orphan_node", 12, marks=pytest.mark.slow),
+        pytest.param(RANGE, "cut_link", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_slurm_requeues_a_job_without_its_batch_host(bench, calm, shape, first, step):
+    # A pulled plug cuts the link of all processes; a reboot ends Slurm's daemons before the rest.
+    run = bench.submit("hit", *shape, model__pause=0.2, checkpoint__every=5)
+    job = bench.job(run)
+    bench.slurm.wait_state(job, "RUNNING")
+    with bench.held_at(run, step) if step else contextlib.nullcontext():
+        host = bench.slurm.scontrol_show_job(job)["BatchHost"]
+        getattr(bench.slurm, first)(host)
+        bench.slurm.kill_node(host)
+        bench.slurm.wait_restarts(job, 1)
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    assert bench.causes(run) == ["node-failure", "finished"]
-    assert jobs.final_state(run) == jobs.final_state(calm)
+    assert bench.causes(run)[-1] == "finished"
+    if shape == SPARE:
+        assert jobs.final_state(run) == jobs.final_state(calm)

@@ -76,17 +76,17 @@ _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 # A file in the run's folder counts these starts, one line each; the step removes it when it begins.
 _STEP = """\
 # Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
+runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
 for pause in 5 15 0; do
-    echo "$SLURMD_NODENAME" >> "$unstarted"
+    stopped=; echo "$SLURMD_NODENAME" >> "$unstarted"
     {step}; code=$?
-    # The step has begun and has handled the end, or the job is being ended.
-    if [ ! -e "$unstarted" ] || [ -n "${{stopped:-}}" ]; then exit $code; fi
+    # The step has handled the end, or Slurm ends the job. At a reboot of the node the job still runs.
+    if [ ! -e "$unstarted" ] || {{ [ -n "$stopped" ] && ! runs; }}; then exit $code; fi
     sleep $pause
 done
 # The interpreter did not start. Requeue at most twice, perhaps onto another node.
-[[ "$(wc -l < "$unstarted") $(scontrol show job "{job}")" != \\
-    [36]" "*JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]] || scontrol requeue "{job}"
+if [[ "$(wc -l < "$unstarted")" = [36] ]] && runs; then scontrol requeue "{job}"; fi
 exit $code"""
 
 # The number of the array is also that of one of its tasks: requeued by it, all tasks would start again.
@@ -172,8 +172,6 @@ def sbatch_lines(folder: Path, job: Job, array: ArrayTasks | None = None) -> lis
         "job-name": run.name.replace("/", "-"),
         "array": array.option if array is not None else None,
         "nodes": job.nodes if job.elastic else job.max_nodes + job.spares,
-        # Otherwise Slurm ends a job that loses a node.
-        "no-kill": job.elastic or job.spares > 0,
         **_task_options(job),
         **_gpu_options(job),
         "cpus-per-task": job.cpus_of_task,

@@ -24,6 +24,10 @@ _LOOK = 0.2
 _GONE = (
     "its controller is gone (killed, or the machine went down); `hpcrun resume` continues the run"
 )
+_UNWRITTEN = (
+    "its ranks have ended, and their end is not written yet; if it stays so, the disk is full or read-only: "
+    "free some space there, and the run goes on"
+)
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,8 @@ def _local_state(folder: Path) -> tuple[str, str]:
         return status.state, ""
     if not job_files.is_alive(status):
         return "", _GONE
+    if status.state == "RUNNING" and not job_files.has_tasks(status):
+        return status.state, _UNWRITTEN
     return status.state, f"restart {status.restart}" if status.restart else ""
 
 

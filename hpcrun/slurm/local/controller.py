@@ -81,6 +81,8 @@ IN_PLACE = 76
 _START_SECONDS = 60.0
 
 _TICK = 0.05
+# Seconds between two tries to write to a full disk.
+_DISK = 2.0
 # After the first failure the other tasks get this long to log their errors, then SIGKILL. The node with the
 # first failed rank may end last: torchrun waits for its other ranks, and a task for a late signal.
 _LAST_WORDS = 3.0
@@ -262,7 +264,7 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
             code, word = _ran(request, attempt, number.restart)
         finally:
             attempt.kill()
-        tell(request, "COMPLETING", number.restart)
+        settle(request, "COMPLETING", number.restart, orders)
         asked = _after(request, attempt, code, word)
         if orders.cancel:
             return "CANCELLED", number.restart
@@ -362,10 +364,24 @@ def say(text: str) -> None:
         print(f"hpcrun: {text}", flush=True)
 
 
-def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> None:
+def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> bool:
     """Publish the job's state; on a full disk the old state remains, and the tasks continue."""
     with _full_disk_tolerated(f"state {state}"):
         write_status(Path(request.folder), own_status(request, state, restart, tasks))
+        return True
+    return False
+
+
+def settle(request: JobRequest, state: State, restart: int, orders: Orders) -> None:
+    """Publish a state after the tasks; wait for a disk that takes it, until a cancellation.
+
+    A controller that ended without its last state would look killed. On a full or read-only disk the end of
+    the attempt could not be recorded either.
+    """
+    while not tell(request, state, restart) and Path(request.folder).is_dir():
+        if orders.cancel:
+            return
+        time.sleep(_DISK)
 
 
 @contextlib.contextmanager
@@ -391,7 +407,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         final, restart = run_job(request, orders)
     finally:
-        tell(request, final, restart)
+        settle(request, final, restart, orders)
         say(f"job {request.job_id}: {final}")
 
 

@@ -170,6 +170,13 @@ def is_alive(status: JobStatus) -> bool:
     return abs(created - status.pid_created) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
 
 
+def has_tasks(status: JobStatus) -> bool:
+    """Return True if a task of the job's last state may still run."""
+    import psutil
+
+    return not status.tasks or any(psutil.pid_exists(pid) for pid in status.tasks)
+
+
 def send(folder: Path, number: signal.Signals) -> None:
     """Send CANCEL, KILL or PREEMPT to the job with the logs in ``folder``.
 

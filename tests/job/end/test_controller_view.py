@@ -104,6 +104,27 @@ def test_a_reason_that_only_the_log_knows_is_waited_for(site: Site) -> None:
     assert found.word == "cancelled"
 
 
+@pytest.mark.parametrize(
+    ("code", "told", "word"),
+    [
+        ("0:9", "", "node-failure"),
+        # `scancel --batch --signal=KILL`: slurmstepd reports it as the cancellation of a job.
+        ("0:9", CANCELLED, "cancelled"),
+        ("0:15", "", "cancelled"),
+        ("143:0", "", "cancelled"),
+    ],
+    ids=["killed", "scancel", "terminated", "ended"],
+)
+def test_a_killed_batch_script_is_no_cancellation(
+    site: Site, code: str, told: str, word: str
+) -> None:
+    site.answers(f"{ENDING.removesuffix(chr(39))} ExitCode={code}'")
+    site.log.write_text(f"{site.log.read_text()}{told}\n")
+    found = ending_of(site.run, FIRST, patience=0.0)
+    assert found.word == word
+    assert ("killed by SIGKILL" in found.why) is (word == "node-failure")
+
+
 def test_a_cancellation_during_the_verdict_is_read(site: Site) -> None:
     assert reason_given(site.run, FIRST) is None
     site.log.write_text(f"{site.log.read_text()}{CANCELLED}\n")

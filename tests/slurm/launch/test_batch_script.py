@@ -109,11 +109,23 @@ def test_a_job_that_ends_or_was_restarted_is_not_requeued(
     assert desk.called("scontrol") == ["scontrol show job 7"]
 
 
-def test_a_job_asked_to_stop_does_not_retry_its_interpreter(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("kind", "state", "restarts", "starts"),
+    [
+        *((kind, "COMPLETING", 0, 1) for kind in KINDS),
+        ("generated", "RUNNING", 1, 1),
+        # A reboot of the node: Slurm would take the end of the script for the end of the job.
+        *((kind, "RUNNING", 0, 3) for kind in KINDS),
+    ],
+)
+def test_a_sigterm_ends_a_job_only_with_slurm(
+    desk: Desk, kind: str, state: str, restarts: int, starts: int
+) -> None:
     desk.answer("python", "kill -TERM $PPID; exit 1")
-    assert desk.submit("generated").returncode == 1
-    assert len(desk.called("python")) == 1
-    assert desk.called("scontrol") == []
+    desk.shows(state, restarts)
+    assert desk.submit(kind, **ELEMENT).returncode == 1
+    assert len(desk.called("python")) == starts
+    assert any("requeue" in call for call in desk.called("scontrol")) is (starts > 1)
 
 
 def test_a_folder_without_write_access_reaches_the_step_once(desk: Desk) -> None:
