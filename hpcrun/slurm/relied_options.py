@@ -23,7 +23,7 @@ class OptionRule:
 
     Attributes:
         names: the long names.
-        programs: the programs whose option this is.
+        programs: the programs with this option.
         reason: what hpcrun does with it.
         remedy: what to write instead; a function gets the given value.
         fits: returns True for a value that changes nothing.
@@ -201,7 +201,7 @@ RULES: Sequence[OptionRule] = (
     OptionRule(
         ["wrap"],
         SBATCH,
-        "sbatch takes no script beside it",
+        "sbatch takes it without a script only",
         lambda value: f"write the command last: -- {value}".rstrip(),
     ),
     OptionRule(

@@ -55,7 +55,7 @@ ONE_EACH = {"nodes": 2, "gpus": 2, "tasks_per_node": 1}
         ("srun python t.py", FOUR, True, "without srun: -- python t.py"),
         ("time srun -N 2 -n4 --label python t.py", FOUR, True, "without srun: -- python t.py"),
         ("/usr/bin/srun python t.py", {}, True, "waits for the resources of this step"),
-        ("env X=1 srun --overlap python t.py", FOUR, False, "each of the 4 tasks would start"),
+        ("env X=1 srun --overlap python t.py", FOUR, False, "each of the 4 tasks would start more ranks"),
         ("bash -c 'srun python t.py'", FOUR, False, "without srun: -- python t.py"),
         ("bash run.sbatch", FOUR, False, "-- python train.py --lr 1"),
         ("sbatch run.sbatch", FOUR, True, "-- python train.py --lr 1"),
@@ -222,6 +222,6 @@ def test_all_refusals_come_together_with_their_places(
         "gpt.yaml:7: srun python t.py",
     ]
     assert "hpcrun: job.sbatch_args.1: '--no-requeue'" in capsys.readouterr().err
-    # A run that was submitted like this before goes on.
+    # A run that was submitted like this before is not refused.
     check_submission(asked, lambda _: "", resumed=True)
     assert capsys.readouterr().err.count("hpcrun: ") >= 4

@@ -19,7 +19,7 @@ def replaced_lines(submission: Submission) -> Iterator[Concern]:
 
 
 def given_twice(submission: Submission) -> Iterator[Concern]:
-    """Find options of sbatch that replace the value of a key with an option of its own."""
+    """Find options of sbatch that replace the value of a key that has an option of hpcrun."""
     job = submission.config.job
     keys = {option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch}
     keys["cpus-per-task"] = "cpus_per_task"
