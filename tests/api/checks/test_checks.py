@@ -210,6 +210,18 @@ def test_options_beside_a_key_and_short_limits_are_found(
     assert [*slurm_options.shortest_time(submission(sbatch_args=["--time-min=1:00:00"]))] == []
 
 
+def test_variables_that_srun_reads_as_options_are_refused(
+    submission: Callable[..., Submission],
+) -> None:
+    asked = {"SLURM_NTASKS": "1", "SLURM_TIMELIMIT": "5", "SLURM_WAIT": "0", "SLURM_CPU_BIND": "no"}
+    found = [*slurm_options.variables_of_srun(submission(env={**asked, "NCCL_DEBUG": "INFO"}))]
+    assert [(one.key, one.refused) for one in found] == [
+        ("job.env.SLURM_NTASKS", True),
+        ("job.env.SLURM_TIMELIMIT", True),
+    ]
+    assert found[1].text.endswith("use --time")
+
+
 def test_all_refusals_come_together_with_their_places(
     submission: Callable[..., Submission], capsys: pytest.CaptureFixture[str]
 ) -> None:
