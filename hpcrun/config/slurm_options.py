@@ -61,7 +61,7 @@ _SHORT_OF: dict[Program, dict[str, str]] = {
         **{"X": "disable-status", "Z": "no-allocate", "l": "label", "r": "relative", "u": "unbuffered"},
     },
 }  # fmt: skip
-# Options without a value, and options whose value must be in the same word.
+# Options without a value, and options with a value in the same word only.
 _SWITCHES = """
     async contiguous disable-status exact external external-launcher help hold ignore-pbs interactive label
     multi-prog no-allocate no-requeue overcommit overlap oversubscribe parsable preserve-env quiet
@@ -93,7 +93,7 @@ class GivenOption:
 def parse_options(program: Program, items: Sequence[str]) -> list[GivenOption]:
     """Return the options in ``items``, as getopt_long(3) of ``program`` reads them.
 
-    An item may have several options, or a value in a word of its own, since a line ``#SBATCH`` may.
+    An item may have several options, or a value in a separate word, since a line ``#SBATCH`` may.
     """
     words = [(word, number) for number, item in enumerate(items) for word in _words(item)]
     found, at = list[GivenOption](), 0
@@ -142,14 +142,14 @@ def _of_word(program: Program, word: str) -> Iterator[tuple[str, str | None, boo
 
 
 def takes_value(program: Program, name: str) -> bool:
-    """Return True if the option must have a value, which may be a word of its own."""
+    """Return True if the option must have a value, which may be a separate word."""
     if name == "wait":
         return program == "srun"
     return name in NAMES[program] and name not in _WITHOUT_VALUE | _IN_THE_WORD
 
 
 def full_name(program: Program, given: str) -> str:
-    """Return the long name whose first letters are ``given``; ``given`` if none or several have them."""
+    """Return the long name that begins with ``given``; ``given`` if none or several have them."""
     if given in NAMES[program]:
         return given
     found = [name for name in NAMES[program] if name.startswith(given)]
@@ -157,7 +157,7 @@ def full_name(program: Program, given: str) -> str:
 
 
 def joined_words(program: Program, items: Any) -> Any:
-    """Return the list with each value in a word of its own joined to its option: ``["-n", "1"]`` is ``-n1``.
+    """Return the list with each value in a separate word joined to its option: ``["-n", "1"]`` is ``-n1``.
 
     Anything but a list of texts is returned unchanged; the schema reports it.
     """

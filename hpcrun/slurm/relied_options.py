@@ -14,6 +14,14 @@ BOTH: tuple[Program, ...] = ("sbatch", "srun")
 SBATCH: tuple[Program, ...] = ("sbatch",)
 SRUN: tuple[Program, ...] = ("srun",)
 
+# srun(1), INPUT ENVIRONMENT VARIABLES: those without an option in hpcrun's own srun.
+_VARIABLES = {
+    **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), "ntasks"),
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "nodes"),
+    **{"SLURM_NTASKS_PER_NODE": "ntasks-per-node", "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu"},
+    **{"SLURM_TIMELIMIT": "time", "SLURM_WAIT": "wait", "SLURM_STDERRMODE": "error"},
+    **{"SLURM_JOB_ID": "jobid", "SLURM_BCAST": "bcast"},
+}
 Remedy = str | Callable[[str], str]
 
 
@@ -23,7 +31,7 @@ class OptionRule:
 
     Attributes:
         names: the long names.
-        programs: the programs whose option this is.
+        programs: the programs with this option.
         reason: what hpcrun does with it.
         remedy: what to write instead; a function gets the given value.
         fits: returns True for a value that changes nothing.
@@ -58,6 +66,16 @@ def objections(program: Program, items: Sequence[str]) -> list[Objection]:
             )
             found.append(Objection(option, f"{rule.reason}; {remedy}", rule.refused))
     return found
+
+
+def objection_to_variable(name: str, value: str) -> str | None:
+    """Return the objection to a variable of ``job.env`` that srun reads as an option, without the value."""
+    option = _VARIABLES.get(name)
+    rule = None if option is None else _rule_of("srun", option)
+    if rule is None or rule.fits(value):
+        return None
+    remedy = rule.remedy if isinstance(rule.remedy, str) else rule.remedy("")
+    return f"srun reads it as --{option}: {rule.reason}; {remedy}"
 
 
 def _rule_of(program: Program, name: str) -> OptionRule | None:
@@ -201,7 +219,7 @@ RULES: Sequence[OptionRule] = (
     OptionRule(
         ["wrap"],
         SBATCH,
-        "sbatch takes no script beside it",
+        "sbatch takes it without a script only",
         lambda value: f"write the command last: -- {value}".rstrip(),
     ),
     OptionRule(

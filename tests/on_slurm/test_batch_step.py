@@ -36,7 +36,7 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm):
 def test_fewer_tasks_than_ranks_end_as_bad_input(bench):
     # srun takes the number of tasks from the environment.
     lines = ["export SLURM_NTASKS=1 SLURM_NPROCS=1 SLURM_NTASKS_PER_NODE=1"]
-    run = bench.submit("fewer", **{"job.gpus": 2, "job.setup": lines})
+    run = bench.submit("fewer", **{"job.nodes": 1, "job.gpus": 2, "job.setup": lines})
     bench.wait_for_end(run)
     assert bench.causes(run) == ["bad-input"], bench.story(run)
     assert "the job has 1 task, the config says 2 ranks" in bench.batch_log(run)

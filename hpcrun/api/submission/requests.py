@@ -30,7 +30,7 @@ def requests_in(text: str, config: Config | None = None) -> Mapping[str, str]:
     """Return the options of ``hpcrun submit`` for the ``#SBATCH`` lines in the text of a script.
 
     Args:
-        config: requests that it has already are left out.
+        config: requests that it has already are not returned.
     """
     lines = [found[1] for line in text.splitlines() if (found := _LINE.match(line))]
     items = [word for line in lines for word in _words(line)]
@@ -81,12 +81,12 @@ def _has(own: object, asked: str) -> bool:
     if own is True:
         return asked == ""
     text = str(own)
-    # Slurm reads 02:00:00 and 2:00:00 alike.
+    # For Slurm, 02:00:00 is 2:00:00.
     return text == asked or (":" in text and text.lstrip("0") == asked.lstrip("0"))
 
 
 def how_to_submit(script: Path) -> str:
-    """Return how to submit the file ``script``, which stands where overrides do."""
+    """Return how to submit the file ``script``, given in the place of an override."""
     name = shlex.quote(str(script))
     text = read_script(script)
     asked = requests_in(text)

@@ -82,8 +82,8 @@ def restore(
             reports = ranks.gather(_report(load.read, ranks, path))
         misfits = [report.misfit for report in reports if report.misfit]
         if misfits:
-            where = f"step {manifest.step} in {store.root}"
-            raise CheckpointError(f"{where}: {first_of(misfits)}")
+            place = f"step {manifest.step} in {store.root}"
+            raise CheckpointError(f"{place}: {first_of(misfits)}")
         if not any(report.trouble for report in reports):
             load.spread()
             return load.restored(notes)

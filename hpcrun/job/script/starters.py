@@ -29,7 +29,7 @@ MPI_STARTERS = frozenset(
     aprun horovodrun ibrun jsrun mpiexec mpiexec.hydra mpirun mpirun_rsh orterun prterun prun
     """.split()  # noqa: SIM905
 )
-"""Programs of Slurm, of MPI and of other schedulers that start ranks, beside the launchers of PyTorch."""
+"""Programs of Slurm, of MPI and of other schedulers that start ranks, besides the launchers of PyTorch."""
 _STARTS_RANKS = re.compile(
     r"(?:^|[\s/;&|('\"])(torchrun|deepspeed|accelerate launch)(?=\s|$)"
     rf"|-[a-zA-Z]*m ?({_MODULES})"

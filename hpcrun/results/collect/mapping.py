@@ -282,7 +282,7 @@ class _MappedRun:
     def _note_missing(self) -> None:
         """Name the columns of the mapping that no file has."""
         mapping = self._mapping
-        wanted = {
+        wanted: dict[str | None, str] = {
             mapping.step: "step",
             mapping.time: "time",
             **dict.fromkeys(mapping.rename, "rename"),

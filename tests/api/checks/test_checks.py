@@ -55,7 +55,7 @@ ONE_EACH = {"nodes": 2, "gpus": 2, "tasks_per_node": 1}
         ("srun python t.py", FOUR, True, "without srun: -- python t.py"),
         ("time srun -N 2 -n4 --label python t.py", FOUR, True, "without srun: -- python t.py"),
         ("/usr/bin/srun python t.py", {}, True, "waits for the resources of this step"),
-        ("env X=1 srun --overlap python t.py", FOUR, False, "each of the 4 tasks would start"),
+        ("env X=1 srun --overlap python t.py", FOUR, False, "each of the 4 tasks would start more ranks"),
         ("bash -c 'srun python t.py'", FOUR, False, "without srun: -- python t.py"),
         ("bash run.sbatch", FOUR, False, "-- python train.py --lr 1"),
         ("sbatch run.sbatch", FOUR, True, "-- python train.py --lr 1"),
@@ -210,6 +210,18 @@ def test_options_beside_a_key_and_short_limits_are_found(
     assert [*slurm_options.shortest_time(submission(sbatch_args=["--time-min=1:00:00"]))] == []
 
 
+def test_variables_that_srun_reads_as_options_are_refused(
+    submission: Callable[..., Submission],
+) -> None:
+    asked = {"SLURM_NTASKS": "1", "SLURM_TIMELIMIT": "5", "SLURM_WAIT": "0", "SLURM_CPU_BIND": "no"}
+    found = [*slurm_options.variables_of_srun(submission(env={**asked, "NCCL_DEBUG": "INFO"}))]
+    assert [(one.key, one.refused) for one in found] == [
+        ("job.env.SLURM_NTASKS", True),
+        ("job.env.SLURM_TIMELIMIT", True),
+    ]
+    assert found[1].text.endswith("use --time")
+
+
 def test_all_refusals_come_together_with_their_places(
     submission: Callable[..., Submission], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +234,6 @@ def test_all_refusals_come_together_with_their_places(
         "gpt.yaml:7: srun python t.py",
     ]
     assert "hpcrun: job.sbatch_args.1: '--no-requeue'" in capsys.readouterr().err
-    # A run that was submitted like this before goes on.
+    # A run that was submitted like this before is not refused.
     check_submission(asked, lambda _: "", resumed=True)
     assert capsys.readouterr().err.count("hpcrun: ") >= 4

@@ -18,6 +18,7 @@ Check = Callable[[Submission], Iterable[Concern]]
 
 CHECKS: Sequence[Check] = (
     slurm_options.replaced_lines,
+    slurm_options.variables_of_srun,
     slurm_options.given_twice,
     slurm_options.shortest_time,
     launchers.nested_steps,

@@ -33,7 +33,7 @@ class Concern:
 
     Attributes:
         text: what, and the remedy.
-        key: the dotted key whose place is named; ``command`` for the command.
+        key: the dotted key of the value; ``command`` for the command.
         refused: True if no sound submission can have it; False for a line.
     """
 

@@ -47,7 +47,7 @@ def nested_steps(submission: Submission) -> Iterator[Concern]:
     if shares and submission.copies == 1:
         return
     what = (
-        f"each of the {submission.copies} tasks would start ranks of its own"
+        f"each of the {submission.copies} tasks would start more ranks"
         if shares
         else "an srun inside a step waits for the resources of this step"
     )

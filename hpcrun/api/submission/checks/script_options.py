@@ -14,7 +14,7 @@ _OF_THE_COMMAND = frozenset(
 
 
 def options_of_hpcrun(submission: Submission) -> Iterator[Concern]:
-    """Find options of hpcrun that are given to a Python script whose source does not name them.
+    """Find options of hpcrun for a Python script that does not name them in its source.
 
     Silent if a source cannot be read: the script may have the option.
     """

@@ -26,13 +26,13 @@ def ignored_requests(submission: Submission) -> Iterator[Concern]:
     program = program_of(text or "")
     rest = f" -- {program}" if program else ""
     yield Concern(
-        f"the #SBATCH lines of the script have no effect, because hpcrun submits a script of its own; "
+        f"the #SBATCH lines of the script have no effect, because hpcrun submits another script; "
         f"write: hpcrun submit {words}{rest}"
     )
 
 
 def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
-    """Find a training whose exit code the shell replaces: hpcrun would take a crash for the end."""
+    """Find a shell that hides the exit code of a training: hpcrun would take a crash for a good end."""
     text = _text(submission)
     if text is None:
         return
@@ -56,7 +56,7 @@ def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
             )
         elif operator == "&" and not re.search(r"\bwait\b", text):
             yield Concern(
-                f"{shown} &: the shell does not wait for it, so the run would end at once; remove the &"
+                f"{shown} &: the shell does not wait for it, so the run would end early; remove the &"
             )
         else:
             continue

@@ -6,7 +6,7 @@ from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Job, submit_options
 from hpcrun.config.fields import time_seconds
 from hpcrun.config.slurm_options import parse_options
-from hpcrun.slurm.relied_options import BOTH, objections
+from hpcrun.slurm.relied_options import BOTH, objection_to_variable, objections
 
 
 def replaced_lines(submission: Submission) -> Iterator[Concern]:
@@ -18,8 +18,16 @@ def replaced_lines(submission: Submission) -> Iterator[Concern]:
             yield Concern(text, f"{key}.{one.option.item}", one.refused)
 
 
+def variables_of_srun(submission: Submission) -> Iterator[Concern]:
+    """Find variables in ``job.env`` that srun reads as options on which hpcrun relies."""
+    for name, value in submission.config.job.env.items():
+        text = objection_to_variable(name, value)
+        if text is not None:
+            yield Concern(text, f"job.env.{name}", refused=True)
+
+
 def given_twice(submission: Submission) -> Iterator[Concern]:
-    """Find options of sbatch that replace the value of a key with an option of its own."""
+    """Find options of sbatch that replace the value of a key that has an option of hpcrun."""
     job = submission.config.job
     keys = {option.sbatch: key for key, (option, _) in submit_options(Job).items() if option.sbatch}
     keys["cpus-per-task"] = "cpus_per_task"
