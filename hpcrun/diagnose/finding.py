@@ -187,7 +187,9 @@ class _Choice:
         """Return the resulting lines, counted for each entry."""
         counts = self._seen.counts.most_common()
         if not best.scheduler:
-            return tuple((name, count) for name, count in counts if name != best.id)
+            # A person cancels a job for any reason; the notes name it.
+            apart = (best.id, "slurm-cancelled")
+            return tuple((name, count) for name, count in counts if name not in apart)
         # Others may have come before the end.
         later = {one.id for one in self._seen.all() if _is_later(one, best)}
         earlier = {one.id for one in self._seen.all() if not _is_later(one, best)}

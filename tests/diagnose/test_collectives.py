@@ -10,8 +10,8 @@ LATE = (
 )
 GROUP = (
     "[rank{0}]:[E218 04:54:22.9 ProcessGroupNCCL.cpp:1795] [PG ID 3 PG GUID {1} Rank {2}] Exception (either "
-    "an error or timeout) detected by watchdog at work: {3}, last enqueued NCCL work: {3}, last completed NCCL "
-    "work: 5."
+    "an error or timeout) detected by watchdog at work: {3}, last enqueued NCCL work: {3}, last "
+    "completed NCCL work: 5."
 )
 WAITED = (
     "[rank{0}]:[E1002 18:16:40.7 ProcessGroupNCCL.cpp:756] [Rank {0}] Work WorkNCCL(SeqNum={1}, "

@@ -33,7 +33,8 @@ def found_with_cancel(*texts: str, until: float) -> FailureFinding:
 def test_an_error_before_a_cancellation_stays_the_cause() -> None:
     found = found_with_cancel(*TRACE, until=MOMENT - 60)
     assert (found.id, found.rank) == ("exception", 0)
-    assert dict(found.folded) == {"slurm-cancelled": 1}
+    assert found.folded == ()
+    assert found.notes[0].startswith("also seen: a person or an administrator cancelled the job")
     found = found_with_cancel("OSError: [Errno 122] Disk quota exceeded", until=MOMENT + 5)
     assert found.id == "quota"
 
@@ -61,7 +62,7 @@ def test_memory_that_ran_out_is_reported_after_the_cancellation() -> None:
 
 
 @pytest.mark.parametrize("label", ["", "sweep/run-003: "])
-def test_a_requeue_by_hpcrun_itself_is_no_requeue_by_a_person(label: str) -> None:
+def test_a_requeue_by_hpcrun_is_not_by_a_person(label: str) -> None:
     own = f"hpcrun: {label}restart 1 after crashes (3 allowed)"
     found = found_in("Killed", own, REQUEUED)
     assert found is not None

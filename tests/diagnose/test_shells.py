@@ -44,8 +44,13 @@ MISSING = {
     "script-missing": (
         "sh: 0: cannot open train.sh: No such file",
         "zsh: can't open input file: train.sh",
-        "slurm_script: line 9: ./go.sh: No such file or directory",
         "bash: train.sh: No such file or directory",
+    ),
+    "shell-path": (
+        "slurm_script: line 9: ./go.sh: No such file or directory",
+        "job.sh: line 4: cd: /data/set: No such file or directory",
+        "zsh: no such file or directory: ./go",
+        "job.sh: 3: cd: can't cd to /data/set",
     ),
     "slurm-dos-lines": ("job.sh: line 3: $'\\r': command not found",),
     "permission-denied": (
@@ -104,6 +109,12 @@ def test_every_wording_of_a_starter_has_its_cause(expected: str, text: str) -> N
         "wget: cache entry not found, downloading",
         "key 137 not found in cache, using the default",
         "Segmentation fault tolerance enabled",
+        "pool: Killed 2 idle workers",
+        "job.sh: line 12:  4711 Terminated              nvidia-smi dmon -d 10",
+        "app[12]: cache: not found, using the default",
+        "heartbeat timeout: 600 s, shutdown timeout: 60 s",
+        "the batch size should be divisible by 8 for the best speed",
+        "requested 4 GPUs, found 4",
         "checkpoint: not found, starting from scratch",
     ],
 )
