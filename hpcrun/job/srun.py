@@ -102,6 +102,8 @@ def srun_command(
         "srun",
         # Without this option, the other ranks would wait for a dead rank in a collective.
         "--kill-on-bad-exit=1",
+        # A site's WaitTime would end ranks that still save after the first rank's end (slurm.conf(5)).
+        "--wait=0",
         "--unbuffered",
         # If the site makes sbatch export no variables, srun would export none either.
         "--export=ALL",

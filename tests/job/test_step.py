@@ -38,7 +38,7 @@ def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> Non
     (srun,) = desk.called("srun")
     log = desk.run.attempt_logs(Attempt("7", 0))
     assert srun == (
-        "srun --kill-on-bad-exit=1 --unbuffered --export=ALL --job-name=hpcrun-7-0 "
+        "srun --kill-on-bad-exit=1 --wait=0 --unbuffered --export=ALL --job-name=hpcrun-7-0 "
         f"--output={log}/rank-%5t.log "
         f"{sys.executable} -u -m hpcrun.worker {desk.run.path}"
     )
