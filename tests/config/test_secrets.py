@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
 from hpcrun.config import (
+    Config,
     ConfigError,
     masked,
     masked_values,
     masked_words,
     override_layer,
     resolve,
+    script_yaml,
     to_yaml,
 )
 
@@ -77,3 +80,16 @@ def test_program_text_is_masked_and_a_config_is_not() -> None:
     assert masked_words(["python", "-c", text]) == ["python", "-c", "***"]
     assert masked_words(["hpcrun", "submit", "-c", "gpt.yaml"])[-1] == "gpt.yaml"
     assert masked_words(["watch={notify: https://x.org/secret}"]) == ["watch=***"]
+
+
+def test_a_script_shows_its_sections_and_what_differs() -> None:
+    job = {"env": {"TOKEN": "secret"}, "gpus": 2}
+    text = script_yaml(
+        Config(command=["./a"], job=job, train={"lr": 1.0}, watch={"notify": "post"})
+    )
+    shown = yaml.safe_load(text)
+    assert [*shown] == ["name", "command", "job", "restarts", "train", "watch"]
+    assert (shown["train"], shown["watch"]) == ({"lr": 1.0}, {"notify": "***"})
+    assert (shown["job"]["gpus"], shown["job"]["env"]) == (2, {"TOKEN": "***"})
+    assert "secret" not in text
+    assert text.endswith("checkpoint\n")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.launchers import tasks_per_node
+from hpcrun.run.attempt import TASKS, other_tasks
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,21 @@ def test_any_run_lengths_are_read_back(runs: list[tuple[int, int]]) -> None:
 def test_other_text_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ClusterError, match=r"4\(x2\),2"):
         tasks_per_node(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "started", "part"),
+    [
+        ("2", 1, "the job has 1 task, the config says 2 ranks;"),
+        ("1", 4, "the job has 4 tasks, the config says 1 rank;"),
+        ("4", 4, None),
+        (None, 4, None),
+        ("", 1, None),
+    ],
+)
+def test_another_number_of_tasks_is_named(
+    wanted: str | None, started: int, part: str | None
+) -> None:
+    line = other_tasks({} if wanted is None else {TASKS: wanted}, started)
+    assert (line is None) == (part is None)
+    assert part is None or part in str(line)
