@@ -3,10 +3,11 @@
 import math
 import os
 import random
+import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,15 @@ from tests.train.forks import fork_ranks
 LIMIT = timedelta(seconds=120)
 
 c10d: Any = _distributed_c10d
+
+
+@pytest.fixture(autouse=True)
+def many_open_files() -> Iterator[None]:
+    """Allow sockets between all ranks of a full mesh in one process; gloo aborts without them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def on_threads(size: int, play: Callable[[int], Any]) -> list[Any]:
