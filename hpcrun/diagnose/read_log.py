@@ -31,6 +31,7 @@ _LAUNCHER = re.compile(
 _PREFIX = re.compile(
     r"\s*(?:\d{4}-\d\d-\d\dT\S+ (?:std(?:out|err) [FP] )?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<journal>\S+) [^\s\[]+(?:\[\d+\])?: "
+    r"|\[?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?\]?:? (?!-)"
     r"|\((?:\S+ )?pid=[^)]*\) "
     r"|(?!slurm|srun|sbatch|python|rank|epoch|step|lib)(?P<host>[a-z][a-z-]*\d[a-z0-9.-]*): )"
 )

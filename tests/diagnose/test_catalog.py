@@ -45,6 +45,29 @@ def test_an_entry_finds_its_excerpt(name: str) -> None:
     assert entry.search(found.evidence[0].text)
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        "[rank3]: ",
+        " 0: ",
+        "node01: ",
+        "Rank 3: ",
+        "[default3]:[rank11]: ",
+        "[1,5]<stderr>:",
+        "(RayTrainWorker pid=9, ip=10.0.0.2) ",
+        "2026-11-23T08:00:00.1Z stderr F ",
+        "2026-03-01 10:00:00,123 ",
+        "[2026-03-01 10:00:00] node7: ",
+        "\x1b[31m",
+    ],
+)
+def test_no_label_before_the_lines_hides_a_cause(label: str) -> None:
+    for name, log in EXCERPTS.items():
+        found = diagnosis("\n".join(f"{label}{line}" for line in log.splitlines()))
+        assert found is not None, name
+        assert found.id == name
+
+
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry.id)
 def test_an_entry_is_complete(entry: Any) -> None:
     assert entry.kind in {
