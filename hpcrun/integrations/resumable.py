@@ -1,13 +1,14 @@
 """Exact resume for a plain PyTorch loop, without a change of its structure: ``hpcrun.resumable``."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from hpcrun.checkpoint.sharded.same_weights import require_same_weights
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
@@ -20,6 +21,7 @@ from hpcrun.integrations.loader import (
     next_pass,
     require_own_generators,
 )
+from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
 from hpcrun.integrations.rank_data import RankData
 from hpcrun.integrations.session import (
     ENDED,
@@ -28,13 +30,14 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
+from hpcrun.integrations.unsaved_state import UnsavedState
 from hpcrun.run.reports import report
 
 
 def resumable(
     *,
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     scheduler: Any = None,
     loader: Any = None,
     scaler: Any = None,
@@ -54,7 +57,8 @@ def resumable(
     Args:
         model: plain, in DDP, compiled, or sharded by ``fully_shard``.
         optimizer: created after the model was sharded. An optimizer that is not torch's needs
-            ``state_dict()`` and ``load_state_dict()``. None: ``others`` has all that is optimized with.
+            ``state_dict()`` and ``load_state_dict()``. None: the loop updates the weights itself, or
+            ``others`` has what it optimizes with.
         scheduler: a learning-rate scheduler.
         loader: the ``DataLoader`` of the training; None: the loop makes its batches from the global random
             generators, and counts with ``state.steps``.
@@ -67,7 +71,9 @@ def resumable(
         same_samples: ranks may read the same samples, as the ranks of a tensor-parallel group do. Otherwise
             :meth:`Resumable.step` refuses it.
         others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
-            such as ``ema=ema``; the same on all ranks. They are filled in place.
+            such as ``ema=ema``; the same on all ranks. Random generators, and objects of Python classes such
+            as an environment or a replay memory, are saved for each rank, with all that their attributes
+            hold. A resume fills all of them in place.
 
     Raises:
         UserError: the training cannot be resumed exactly; the text has the reason and the remedy.
@@ -121,21 +127,25 @@ class Resumable:
         self._unknown = UnknownLoaders()
         self._passes: dict[str, Lookahead] = {}
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
-        extra = dict(others)
+        known = [*models.values(), *optimizers.values(), *named["scheduler"].values()]
+        known += [part for one in models.values() for part in one.modules()]
+        own: dict[str, Any] = {"loop": self}
+        own |= {name: OwnObject(name, one, known) for name, one in others.items() if is_own(one)}
+        extra = {name: one for name, one in others.items() if name not in own}
         extra |= {name: one for name, one in optimizers.items() if name != first}
         for several in (self._schedulers, scalers):
             extra |= {name: several[name] for name in list(several)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
-        own: dict[str, Any] = {"loop": self}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
         if len(models) > 1:  # The module of all models has none of their wrappers.
             own |= {
                 f"hooks.{name}": HookStates([one], buckets=BucketOrder(one, for_hooks=True))
                 for name, one in models.items()
             }
+        self._model = next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole)
         self._session = Session(
             folder,
-            model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
+            model=self._model,
             # A checkpoint has an optimizer of torch.
             optimizer=optimizers.get(first)
             or SGD(next(iter(models.values())).parameters(), lr=0.0),
@@ -146,6 +156,10 @@ class Resumable:
             **options,
         )
         self._data = RankData(self._session.ranks, self._loaders, same_samples=same_samples)
+        saved = {"state": self} | models | optimizers | self._schedulers | scalers | others
+        self._unsaved = UnsavedState(saved, named["loader"].values())
+        if not optimizers and not any(hasattr(one, "step") for one in others.values()):
+            self._session.say(_BY_HAND)
         self.steps = self._first = self._session.restore()
         self.notes = self._session.checkpointer.notes
         if self.steps:
@@ -166,7 +180,8 @@ class Resumable:
         Raises:
             SystemExit: code 75, after a signal to stop; the state is saved.
             CheckpointError: as :meth:`hpcrun.Checkpointer.save`; in the first steps of a start and of an
-                epoch also if the state cannot be saved.
+                epoch also if the state cannot be saved, and in those of a start if the ranks have different
+                weights.
             UserError: no batch came from :meth:`batches` since the last step; in the first two steps of
                 a start a ``DataLoader`` that :func:`resumable` was not given has given batches; in the
                 first two steps of a pass also if ranks read the same samples or unequal numbers of batches.
@@ -186,6 +201,10 @@ class Resumable:
         if self._data.due:
             # Before the step is reported: a job that is refused in its first step does not start again.
             self._data.step(used, left)
+        if self.steps - self._first <= 2:
+            require_same_weights(self._model, self._session.ranks, steps=self.steps)
+        if line := self._unsaved.step(sys._getframe(1), keep):
+            self._session.say(line)
         notes = self._looked_ahead(used)
         if reason := self._session.step(self.steps, notes):
             self._session.leave(self.steps, reason)
@@ -315,7 +334,7 @@ class Resumable:
         return {
             "epoch": self.epoch,
             "epoch_random": self._epoch_random,
-            "kept": _on_cpu(self.kept),
+            "kept": on_cpu(self.kept),
             "loaders": {name: self._pass(name, one) for name, one in self._loaders.items()},
         }
 
@@ -331,7 +350,7 @@ class Resumable:
                 f"{sorted(self._loaders)}; pass the same loaders with the same names"
             )
         self.epoch, self._epoch_random = state["epoch"], state["epoch_random"]
-        self.kept = _on_device(state["kept"])
+        self.kept = on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
         self._begun = {name for name, one in self._loaders.items() if one.resumed}
@@ -460,24 +479,7 @@ def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
 
 
 _END = object()
-_DEVICE = "\0device"
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return ``value`` with a CPU copy of each tensor, with the type of its device."""
-    if isinstance(value, torch.Tensor):
-        return {_DEVICE: value.device.type, "tensor": value.detach().cpu()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_on_cpu, value))
-    return {key: _on_cpu(one) for key, one in value.items()} if type(value) is dict else value
-
-
-def _on_device(value: Any) -> Any:
-    """Return what :func:`_on_cpu` was given; the tensors are on the current device of their type."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_on_device, value))
-    if type(value) is not dict:
-        return value
-    if _DEVICE in value:
-        return value["tensor"].to(value[_DEVICE])
-    return {key: _on_device(one) for key, one in value.items()}
+_BY_HAND = (
+    "hpcrun.resumable() has no optimizer=, so the loop must update the weights itself; a value that the "
+    "update carries from step to step, such as a momentum or a learning rate, belongs in a dict that you pass"
+)
