@@ -21,6 +21,7 @@ from hpcrun.integrations.loader import (
     next_pass,
     require_own_generators,
 )
+from hpcrun.integrations.lookahead import END, Lookahead
 from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
 from hpcrun.integrations.rank_data import RankData
 from hpcrun.integrations.session import (
@@ -118,6 +119,10 @@ class Resumable:
         self._epoch_random: Any = None  # of the generators at the start of the epoch
         self._random: Any = None  # of the generators at the save
         self._resumed = False
+        self._begin, self._asked_position = (
+            0,
+            True,
+        )  # of an epoch: its first step, and if it is known
         self._places: list[Any] = []
         self._begun: set[str] = set()  # the loaders with a pass in this epoch
         self._left: set[str] = set()  # the loaders with a pass that has begun and not ended
@@ -180,16 +185,22 @@ class Resumable:
         Raises:
             SystemExit: code 75, after a signal to stop; the state is saved.
             CheckpointError: as :meth:`hpcrun.Checkpointer.save`; in the first steps of a start and of an
-                epoch also if the state cannot be saved, and in those of a start if the ranks have different
-                weights.
+                epoch also if the state cannot be saved.
             UserError: no batch came from :meth:`batches` since the last step; in the first two steps of
                 a start a ``DataLoader`` that :func:`resumable` was not given has given batches; in the
-                first two steps of a pass also if ranks read the same samples or unequal numbers of batches.
+                first two steps of a pass also if ranks read the same samples or unequal numbers of batches;
+                in the first two steps of a start also if the ranks have different weights.
         """
         if self._loaders and not self._open:
             raise UserError(
                 f"state.step(): step {self.steps + 1} has no batch; iterate state.batches(loader) "
                 "in place of the loader, and call state.step() once, after all that belongs to its batches"
+            )
+        if not self._asked_position and not self._loaders:
+            raise UserError(
+                f"state.step(): the resume continues after {self.steps - self._begin} steps of epoch "
+                f"{self.epoch}, and the loop has not asked for this place; begin the steps of an epoch at "
+                "state.position(): for i in range(state.position(), …)"
             )
         self._unknown.step()
         self._open, self._ended, self._late = False, False, ""
@@ -231,17 +242,19 @@ class Resumable:
 
         After a resume it begins with the epoch of the checkpoint; :meth:`batches` skips finished batches.
 
+        Without a loader, count the steps of an epoch from :meth:`position`.
+
         Args:
             count: number of epochs of the training.
             max_steps: number of steps after which the training ends, also in the middle of an epoch.
 
         Raises:
-            UserError: :func:`resumable` has no loader, so the place in an epoch is unknown.
+            UserError: ``max_steps`` without a loader: the loop itself ends the epoch.
         """
-        if not self._loaders:
+        if max_steps is not None and not self._loaders:
             raise UserError(
-                "state.epochs(): hpcrun.resumable() has no loader=, so a resume could not know the place in "
-                "an epoch; pass loader=, or count steps: for step in range(state.steps, …)"
+                f"state.epochs(max_steps={max_steps}): hpcrun.resumable() has no loader=, so the loop itself "
+                "must end after so many steps; use fewer epochs, or while state.steps < …"
             )
         self._most = max_steps
         while self.epoch < count and not self._is_over():
@@ -249,8 +262,8 @@ class Resumable:
                 apply_rank(self._epoch_random)
             else:
                 self._epoch_random = capture_rank()
-                self._begun = set()
-            self._resumed = False
+                self._begun, self._begin = set(), self.steps
+            self._asked_position, self._resumed = not self._resumed, False
             # The code after the epoch before may have changed what the checkpoint holds.
             self._session.unchecked = max(1, self._session.unchecked)
             yield self.epoch
@@ -301,7 +314,15 @@ class Resumable:
         """Return the number of batches of the current pass over ``loader`` that were handed out.
 
         Use it for the numbers of the batches: ``enumerate(state.batches(loader), state.position(loader))``.
+        A training without a loader gets the number of steps of this epoch: ``for i in
+        range(state.position(), 100)``. After a resume, call it directly before the first step.
         """
+        if loader is None and not self._loaders:
+            if not self._asked_position:
+                # What ran since the start of the epoch, such as a shuffle, may have drawn random numbers.
+                apply_rank(self._random)
+                self._asked_position = True
+            return self.steps - self._begin
         name, exact = self._exact(loader)
         return exact.batches - self._ahead(name)
 
@@ -334,6 +355,7 @@ class Resumable:
         return {
             "epoch": self.epoch,
             "epoch_random": self._epoch_random,
+            "epoch_begin": self._begin,
             "kept": on_cpu(self.kept),
             "loaders": {name: self._pass(name, one) for name, one in self._loaders.items()},
         }
@@ -350,6 +372,7 @@ class Resumable:
                 f"{sorted(self._loaders)}; pass the same loaders with the same names"
             )
         self.epoch, self._epoch_random = state["epoch"], state["epoch_random"]
+        self._begin = state.get("epoch_begin", 0)  # a checkpoint of an older version has none
         self.kept = on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
@@ -382,8 +405,8 @@ class Resumable:
                     break
                 if rest.looked and not self._open:
                     self._data.require_even(self._session.notes(wait=True), name)
-                batch = next(rest, _END)
-                if batch is _END:
+                batch = next(rest, END)
+                if batch is END:
                     break
                 if not first and not self._open:
                     self._require_last()
@@ -425,34 +448,6 @@ class Resumable:
         return [getattr(one, "last_epoch", None) for one in self._schedulers.values()]
 
 
-class Lookahead:
-    """Iterator that can look one batch ahead.
-
-    Attributes:
-        ahead: the batch that was read and not handed out, if any.
-        looked: a look has found the next batch, or the end, since the last batch.
-    """
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self.ahead: list[Any] = []
-        self.looked = False
-
-    def __iter__(self) -> "Lookahead":
-        return self
-
-    def __next__(self) -> Any:
-        self.looked = False
-        return self.ahead.pop() if self.ahead else next(self._batches)
-
-    def has_more(self) -> bool:
-        """Return True if there is another batch, and keep it."""
-        if not self.ahead:
-            self.ahead = [one for one in [next(self._batches, _END)] if one is not _END]
-        self.looked = True
-        return bool(self.ahead)
-
-
 def _named(kind: str, value: Any) -> dict[str, Any]:
     """Return the objects of an argument by name: ``model``, ``model.0`` or ``model.key``."""
     if isinstance(value, Mapping):
@@ -478,7 +473,6 @@ def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
             )
 
 
-_END = object()
 _BY_HAND = (
     "hpcrun.resumable() has no optimizer=, so the loop must update the weights itself; a value that the "
     "update carries from step to step, such as a momentum or a learning rate, belongs in a dict that you pass"

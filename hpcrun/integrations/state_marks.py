@@ -18,6 +18,7 @@ from hpcrun.integrations.random_state import fingerprint
 
 _DEPTH, _ITEMS, _BYTES = 8, 40, 1 << 16
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_VALUES = (bool, int, float, str, bytes, tuple, Tensor, np.ndarray, np.generic, *GENERATORS)
 
 
 def mark_of(value: Any) -> str:
@@ -81,7 +82,13 @@ def _parts(value: Any) -> Iterable[Any]:
         return [len(value)]
     if isinstance(value, types.GeneratorType):
         frame = value.gi_frame
-        return ["ended"] if frame is None else [frame.f_lasti, *frame.f_locals.values()]
+        if frame is None:
+            return ["ended"]
+        # Not the other objects: a context manager has those of the program.
+        own = [
+            one for one in frame.f_locals.values() if isinstance(one, _VALUES) or is_iterator(one)
+        ]
+        return [frame.f_lasti, *own]
     if is_iterator(value):
         return [_place(value), *(one for one in gc.get_referents(value) if _may_move(one))]
     if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):

@@ -7,6 +7,7 @@ line only if it has changed between two steps.
 """
 
 import gc
+import inspect
 import io
 import itertools
 import re
@@ -41,6 +42,7 @@ _LIBRARIES = tuple(
 )
 _DEPTH, _LONGEST, _MOST, _NAMED = 5, 100, 3000, 3
 _SIMULATED = re.compile(r"env|sim|world|game|board|arena|market|system|process|dynamic", re.I)
+_SHOWS = {"locals", "vars", "eval", "exec", "f_locals", "breakpoint"}
 _GYMS = ("gym", "gymnasium", "pettingzoo", "dm_env", "stable_baselines3", "torchrl")
 _METRICS = ("torchmetrics", "torcheval", "ignite")
 _FILLS = ("add", "append", "push", "store", "insert", "extend", "remember", "put")
@@ -93,9 +95,11 @@ class UnsavedState:
         if self._steps & (self._steps - 1):
             return ""
         frames = list(_frames(frame))
-        found = [one for one in self._look(frames, keep) if one.name not in self._named]
+        # Iterators that a DataLoader reads: their position is saved.
+        exact = {id(one) for one in _read_by_us()} if self._steps <= 2 else set()
+        found = [one for one in self._look(frames, keep, exact) if one.name not in self._named]
         if self._steps <= 2 and not any("islice" in one.f_code.co_names for one in frames):
-            found += self._running()
+            found += self._running(exact)
         before, self._marks = self._marks, {}
         changed = []
         for one in found:
@@ -109,14 +113,17 @@ class UnsavedState:
         self._named |= {one.name for one in changed}
         return _line(changed)
 
-    def _look(self, frames: list[types.FrameType], keep: Any) -> list[Found]:
-        known = self._saved | {id(one) for one in _inside([keep])}
+    def _look(self, frames: list[types.FrameType], keep: Any, exact: set[int]) -> list[Found]:
+        known = self._saved | exact | {id(one) for one in _inside([keep])}
         look = _Look(known, self._weights)
         variables: list[tuple[str, Any]] = []
         for frame in frames:
-            variables += frame.f_locals.items()
-            shared = frame.f_globals if frame.f_globals is not frame.f_locals else {}
+            variables += _locals(frame).items()
+            shared = {} if _is_module(frame) else frame.f_globals
             variables += [(name, shared[name]) for name in frame.f_code.co_names if name in shared]
+        for one in gc.get_objects() if self._steps <= 2 else ():
+            if _is_running(one) and id(one) not in exact:
+                variables += one.gi_frame.f_locals.items()
         look.into(variables)
         for name, one in self._objects.items():
             for module in _modules_in(one):
@@ -126,17 +133,16 @@ class UnsavedState:
         kept = _pickled(keep)
         return [one for one in look.found if type(one.value).__name__.encode() not in kept]
 
-    def _running(self) -> list[Found]:
+    def _running(self, exact: set[int]) -> list[Found]:
         """Return generators of the program's code that have begun, and cycles, also without a name."""
         found = []
         for one in gc.get_objects():
-            kind = type(one)
-            if kind is itertools.cycle and not reaches(one, _is_ours):
+            if id(one) in exact or not (type(one) is itertools.cycle or _is_running(one)):
+                continue
+            if type(one) is itertools.cycle and not reaches(one, _is_ours):
                 found.append(Found("itertools.cycle(…)", "an iterator", one))
-            elif kind is types.GeneratorType and _is_users(file := one.gi_code.co_filename):
-                if not is_suspended(one) or reaches(one, _is_ours):
-                    continue
-                place = f"{Path(file).name}:{one.gi_code.co_firstlineno}"
+            elif _is_running(one) and not reaches(one, _is_ours):
+                place = f"{Path(one.gi_code.co_filename).name}:{one.gi_code.co_firstlineno}"
                 found.append(Found(f"{one.__name__}()", f"a generator function, {place}", one))
         return found
 
@@ -238,6 +244,35 @@ def _is_set(cell: types.CellType) -> bool:
         return False
 
 
+def _locals(frame: types.FrameType) -> dict[str, Any]:
+    """Return the variables of a function or module; empty if the function itself reads all of them."""
+    if _is_module(frame):
+        return dict(frame.f_globals)
+    # Before Python 3.13 the frame keeps one dict, which is also that of locals(): the old values in it would
+    # live until the next look, and a program may have kept it.
+    if sys.version_info >= (3, 13):
+        return dict(frame.f_locals)
+    if not _SHOWS.isdisjoint(frame.f_code.co_names):
+        return {}
+    held = frame.f_locals
+    values = dict(held)
+    held.clear()
+    return values
+
+
+def _is_module(frame: types.FrameType) -> bool:
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _is_running(value: Any) -> bool:
+    """Return True for a generator of the program's code that has begun and not ended."""
+    return (
+        type(value) is types.GeneratorType
+        and _is_users(value.gi_code.co_filename)
+        and is_suspended(value)
+    )
+
+
 def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
     """Yield the frames of the program, from ``frame`` outward."""
     while frame is not None:
@@ -267,6 +302,20 @@ def _is_ours(value: Any) -> bool:
     if isinstance(value, types.GeneratorType):
         return value.gi_code.co_filename.startswith(_OWN)
     return isinstance(value, _BaseDataLoaderIter) or type(value).__module__.startswith("hpcrun.")
+
+
+def _read_by_us() -> list[Any]:
+    """Return the iterators that hpcrun's generators hold, at a few steps at most."""
+    level = [
+        one
+        for one in gc.get_objects()
+        if type(one) is types.GeneratorType and one.gi_code.co_filename.startswith(_OWN)
+    ]
+    found: list[Any] = []
+    for _ in range(4):
+        level = [part for one in level for part in gc.get_referents(one) if is_iterator(part)]
+        found += level
+    return found
 
 
 def _is_plain(value: Any) -> bool:

@@ -19,9 +19,7 @@ def test_two_kills_change_no_weight_of_the_policy(tmp_path, monkeypatch):
     pytest.importorskip("gymnasium")
     from examples import reinforcement
 
-    monkeypatch.setattr(
-        sys, "argv", ["r", "--updates=7", "--envs=2", "--steps=16", "--every=2"]
-    )
+    monkeypatch.setattr(sys, "argv", ["r", "--updates=7", "--envs=2", "--steps=16", "--every=2"])
     compute = reinforcement.advantages
 
     def start(folder, kill_at=0):

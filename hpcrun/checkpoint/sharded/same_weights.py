@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.state.tree import named_parameters, replicated
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
-    """Raise CheckpointError on all ranks if a parameter that all ranks hold differs. Collective.
+    """Raise UserError on all ranks if a parameter that all ranks hold differs. Collective.
 
     Sharded parameters, parameters that DDP ignores, and buffers may differ, and are not compared. Neither are
     models of which the parameters have other names or shapes on some ranks, as the stages of a pipeline.
@@ -29,7 +29,7 @@ def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
         steps: number of finished steps, for the message.
 
     Raises:
-        CheckpointError: the text names a parameter, and has the remedy.
+        UserError: the text names a parameter, and has the remedy.
     """
     if ranks.world_size == 1:
         return
@@ -59,7 +59,7 @@ def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
         remedy = (
             "call the model that DistributedDataParallel has returned, and not its attribute module"
         )
-    raise CheckpointError(
+    raise UserError(
         f"model.{differing[0]}{more} differs between the ranks after step {steps}, so each rank trains a "
         f"separate model; {remedy}"
     )
