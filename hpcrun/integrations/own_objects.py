@@ -22,7 +22,7 @@ _FUNCTIONS = (type, type(len), type(lambda: None))
 
 
 class OwnObject:
-    """An object whose attributes are the state of this rank.
+    """An object with attributes that are the state of this rank.
 
     Args:
         name: its name in the checkpoint and in messages.

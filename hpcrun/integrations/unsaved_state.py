@@ -1,9 +1,9 @@
 """A line for state that the loop carries from step to step, and that no checkpoint has.
 
 An environment, a random generator, a replay memory, a target network or an iterator that the program has not
-passed starts anew after a resume, and the training ends with other weights, without an error. They live in
-variables of the functions that call :meth:`hpcrun.integrations.resumable.Resumable.step`. An object gets the
-line only if it has changed between two steps.
+passed starts from its beginning after a resume, and the training ends with other weights, without an error.
+They live in variables of the functions that call :meth:`hpcrun.integrations.resumable.Resumable.step`. An
+object gets the line only if it has changed between two steps.
 """
 
 import gc
@@ -48,7 +48,7 @@ _METRICS = ("torchmetrics", "torcheval", "ignite")
 _FILLS = ("add", "append", "push", "store", "insert", "extend", "remember", "put")
 
 
-class Found(NamedTuple):
+class Carried(NamedTuple):
     """An object that may carry state: the expression that names it, and the words for its kind."""
 
     name: str
@@ -113,7 +113,7 @@ class UnsavedState:
         self._named |= {one.name for one in changed}
         return _line(changed)
 
-    def _look(self, frames: list[types.FrameType], keep: Any, exact: set[int]) -> list[Found]:
+    def _look(self, frames: list[types.FrameType], keep: Any, exact: set[int]) -> list[Carried]:
         known = self._saved | exact | {id(one) for one in _inside([keep])}
         look = _Look(known, self._weights)
         variables: list[tuple[str, Any]] = []
@@ -133,17 +133,17 @@ class UnsavedState:
         kept = _pickled(keep)
         return [one for one in look.found if type(one.value).__name__.encode() not in kept]
 
-    def _running(self, exact: set[int]) -> list[Found]:
+    def _running(self, exact: set[int]) -> list[Carried]:
         """Return generators of the program's code that have begun, and cycles, also without a name."""
         found = []
         for one in gc.get_objects():
             if id(one) in exact or not (type(one) is itertools.cycle or _is_running(one)):
                 continue
             if type(one) is itertools.cycle and not reaches(one, _is_ours):
-                found.append(Found("itertools.cycle(…)", "an iterator", one))
+                found.append(Carried("itertools.cycle(…)", "an iterator", one))
             elif _is_running(one) and not reaches(one, _is_ours):
                 place = f"{Path(one.gi_code.co_filename).name}:{one.gi_code.co_firstlineno}"
-                found.append(Found(f"{one.__name__}()", f"a generator function, {place}", one))
+                found.append(Carried(f"{one.__name__}()", f"a generator function, {place}", one))
         return found
 
 
@@ -151,7 +151,7 @@ class _Look:
     """Search in variables; ``found`` has the objects that may carry state."""
 
     def __init__(self, known: set[int], weights: set[int]) -> None:
-        self.found: list[Found] = []
+        self.found: list[Carried] = []
         self._known, self._weights = known, weights
         self._seen = set[int]()
 
@@ -166,7 +166,7 @@ class _Look:
                 self._seen.add(id(value))
                 kind = "" if _is_plain(value) else self._kind(name, value)
                 if kind and (not own or isinstance(value, GENERATORS)):
-                    self.found.append(Found(name, kind, value))
+                    self.found.append(Carried(name, kind, value))
                 elif not kind and not own:
                     below += _below(name, value)
             level = below
@@ -217,7 +217,7 @@ class _Look:
 
 
 def _below(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the parts of a variable in which the search goes on, by name."""
+    """Return the parts of a variable to search next, by name."""
     if isinstance(value, dict):
         few = value if len(value) <= _LONGEST else {}
         return [(f"{name}[{key!r}]", part) for key, part in list(few.items())]
@@ -381,7 +381,7 @@ def _pickled(keep: Any) -> bytes:
     return b"".join(map(_pickled, items)) if isinstance(items, list | tuple) else b""
 
 
-def _line(changed: list[Found]) -> str:
+def _line(changed: list[Carried]) -> str:
     if not changed:
         return ""
     shown = ", ".join(f"{one.name} ({one.kind})" for one in changed[:_NAMED])

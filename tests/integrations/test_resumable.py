@@ -93,7 +93,7 @@ def test_epochs_without_a_loader_resume_with_the_same_bits(tmp_path, phase):
 
 
 @ranks(1, 1)
-def test_a_place_that_the_loop_does_not_ask_for_is_refused(tmp_path, phase):
+def test_a_place_that_no_loop_asks_for_is_refused(tmp_path, phase):
     model = torch.nn.Linear(1, 1)
     state = hpcrun.resumable(model=model, folder=tmp_path, every=1)
     for _ in state.epochs(2):

@@ -1,7 +1,7 @@
 """A quick comparison of the ranks' weights after a step: sums of their bits, computed where the weights are.
 
 The ranks of a loop without DDP, or with a forward pass that goes around DDP, train separate models. The first
-save would find this too, and then the steps before it were in vain.
+save would find this only after many steps.
 """
 
 import torch
@@ -20,8 +20,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
     """Raise UserError on all ranks if a parameter that all ranks hold differs. Collective.
 
-    Sharded parameters, parameters that DDP ignores, and buffers may differ, and are not compared. Neither are
-    models of which the parameters have other names or shapes on some ranks, as the stages of a pipeline.
+    Sharded parameters, parameters that DDP ignores, and buffers may differ, and are not compared. Models with
+    other names or shapes of parameters on some ranks, as the stages of a pipeline, are not compared either.
 
     Args:
         model: the model of this rank, in DDP or not.

@@ -80,13 +80,13 @@ def value_state(value: Any) -> Any:
 
 
 def made_value(saved: dict[str, Any]) -> Any:
-    """Return the value of which :func:`value_state` gave ``saved``; raises CheckpointError."""
+    """Return the value for a result ``saved`` of :func:`value_state`; raises CheckpointError."""
     name, value = saved["type"], saved["value"]
     if name == "numpy":
         text = np.dtype(value[0]).kind in "SU"
-        found = np.array(value[1], dtype=value[0] if text else "i8")
-        found = found if text else found.view(value[0])
-        return found if found.ndim else found[()]
+        array = np.array(value[1], dtype=value[0] if text else "i8")
+        array = array if text else array.view(value[0])
+        return array if array.ndim else array[()]
     for kind, (_, make) in _BY_TYPE.items():
         if kind.__name__ == name:
             return make(value)
