@@ -25,7 +25,11 @@ _HIDES = re.compile(
     r"|\block|flock|filelock|sqlite|redis|optuna|\bqueue|\bagent\("
 )
 """Words of code that runs other code, or that takes its work from a list that several processes share."""
-_TRAINS = re.compile(r"\.backward\(|\.fit\(|optim")
+_TRAINS = re.compile(
+    r"\.backward\(|\.fit\(|optim|torch\.save\(|save_file\(|save_pretrained\(|save_weights\("
+    r"|\bnp\.savez?\("
+)
+"""Words of code that trains, or that saves its result: all copies write the same file."""
 _SILENT = frozenset(
     {
         *("PIL", "albumentations", "click", "cv2", "datasets", "einops", "h5py", "hpcrun", "hydra"),
@@ -40,7 +44,7 @@ _SILENT = frozenset(
 
 
 def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
-    """Return True if a copy of ``command`` may know its rank, False if it trains without; None: unknown.
+    """Return True if a copy of ``command`` may know its rank, False if it trains or saves without; None: unknown.
 
     Args:
         folder: the working folder of the ranks.
