@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
         (TRAINS + "import os\nown = {**os.environ}\n", True),
         (TRAINS + "import platform\nout = platform.node()\n", True),
         ("import torch\ntorch.save(torch.ones(2), 'model.pt')\n", False),
+        ('"""Not for a rank."""\n' + TRAINS + "# every rank\ndef f():\n  'a rank'\n", False),
         ("import numpy as np\nnp.savez('features', np.ones(2))\n", False),
         ("model.save_pretrained('out')\nimport os\nprint(os.getpid())\n", True),
         ("print(1)\n", None),
