@@ -384,9 +384,14 @@ def _parts(loader: Any) -> list[Any]:
 
 def _require_exact(loader: Any, name: str) -> None:
     if not isinstance(loader, DataLoader):
+        remedy = (
+            "start timm's train.py with --no-prefetcher (create_loader(use_prefetcher=False))"
+            if type(loader).__module__.startswith("timm.")
+            else "pass the DataLoader, or remove loader= if the loop makes its own batches from the global "
+            "generators"
+        )
         raise UserError(
-            f"{name}: is a {type(loader).__name__}, not a torch.utils.data.DataLoader; pass the DataLoader, "
-            "or remove loader= if the loop makes its own batches from the global generators"
+            f"{name}: is a {type(loader).__name__}, not a torch.utils.data.DataLoader; {remedy}"
         )
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise UserError(

@@ -1,13 +1,14 @@
 """Exact resume for a plain PyTorch loop, without a change of its structure: ``hpcrun.resumable``."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from hpcrun.checkpoint.sharded.same_weights import require_same_weights
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
@@ -20,6 +21,8 @@ from hpcrun.integrations.loader import (
     next_pass,
     require_own_generators,
 )
+from hpcrun.integrations.lookahead import END, Lookahead
+from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
 from hpcrun.integrations.rank_data import RankData
 from hpcrun.integrations.session import (
     ENDED,
@@ -28,13 +31,14 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
+from hpcrun.integrations.unsaved_state import UnsavedState
 from hpcrun.run.reports import report
 
 
 def resumable(
     *,
     model: Any,
-    optimizer: Any,
+    optimizer: Any = None,
     scheduler: Any = None,
     loader: Any = None,
     scaler: Any = None,
@@ -54,7 +58,8 @@ def resumable(
     Args:
         model: plain, in DDP, compiled, or sharded by ``fully_shard``.
         optimizer: created after the model was sharded. An optimizer that is not torch's needs
-            ``state_dict()`` and ``load_state_dict()``. None: ``others`` has all that is optimized with.
+            ``state_dict()`` and ``load_state_dict()``. None: the loop updates the weights itself, or
+            ``others`` has what it optimizes with.
         scheduler: a learning-rate scheduler.
         loader: the ``DataLoader`` of the training; None: the loop makes its batches from the global random
             generators, and counts with ``state.steps``.
@@ -67,7 +72,9 @@ def resumable(
         same_samples: ranks may read the same samples, as the ranks of a tensor-parallel group do. Otherwise
             :meth:`Resumable.step` refuses it.
         others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
-            such as ``ema=ema``; the same on all ranks. They are filled in place.
+            such as ``ema=ema``; the same on all ranks. Random generators, and objects of Python classes such
+            as an environment or a replay memory, are saved for each rank, with all that their attributes
+            hold. A resume fills all of them in place.
 
     Raises:
         UserError: the training cannot be resumed exactly; the text has the reason and the remedy.
@@ -112,6 +119,10 @@ class Resumable:
         self._epoch_random: Any = None  # of the generators at the start of the epoch
         self._random: Any = None  # of the generators at the save
         self._resumed = False
+        self._begin, self._asked_position = (
+            0,
+            True,
+        )  # of an epoch: its first step, and if it is known
         self._places: list[Any] = []
         self._begun: set[str] = set()  # the loaders with a pass in this epoch
         self._left: set[str] = set()  # the loaders with a pass that has begun and not ended
@@ -121,21 +132,25 @@ class Resumable:
         self._unknown = UnknownLoaders()
         self._passes: dict[str, Lookahead] = {}
         self._late = ""  # what has changed after the last step, and is not in its checkpoint
-        extra = dict(others)
+        known = [*models.values(), *optimizers.values(), *named["scheduler"].values()]
+        known += [part for one in models.values() for part in one.modules()]
+        own: dict[str, Any] = {"loop": self}
+        own |= {name: OwnObject(name, one, known) for name, one in others.items() if is_own(one)}
+        extra = {name: one for name, one in others.items() if name not in own}
         extra |= {name: one for name, one in optimizers.items() if name != first}
         for several in (self._schedulers, scalers):
             extra |= {name: several[name] for name in list(several)[1:]}
         extra |= {f"buckets.{name}": BucketOrder(one) for name, one in models.items()}
-        own: dict[str, Any] = {"loop": self}
         whole = {name.replace(".", "_"): bare(one) for name, one in models.items()}
         if len(models) > 1:  # The module of all models has none of their wrappers.
             own |= {
                 f"hooks.{name}": HookStates([one], buckets=BucketOrder(one, for_hooks=True))
                 for name, one in models.items()
             }
+        self._model = next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole)
         self._session = Session(
             folder,
-            model=next(iter(models.values())) if len(models) == 1 else nn.ModuleDict(whole),
+            model=self._model,
             # A checkpoint has an optimizer of torch.
             optimizer=optimizers.get(first)
             or SGD(next(iter(models.values())).parameters(), lr=0.0),
@@ -146,6 +161,10 @@ class Resumable:
             **options,
         )
         self._data = RankData(self._session.ranks, self._loaders, same_samples=same_samples)
+        saved = {"state": self} | models | optimizers | self._schedulers | scalers | others
+        self._unsaved = UnsavedState(saved, named["loader"].values())
+        if not optimizers and not any(hasattr(one, "step") for one in others.values()):
+            self._session.say(_BY_HAND)
         self.steps = self._first = self._session.restore()
         self.notes = self._session.checkpointer.notes
         if self.steps:
@@ -169,12 +188,19 @@ class Resumable:
                 epoch also if the state cannot be saved.
             UserError: no batch came from :meth:`batches` since the last step; in the first two steps of
                 a start a ``DataLoader`` that :func:`resumable` was not given has given batches; in the
-                first two steps of a pass also if ranks read the same samples or unequal numbers of batches.
+                first two steps of a pass also if ranks read the same samples or unequal numbers of batches;
+                in the first two steps of a start also if the ranks have different weights.
         """
         if self._loaders and not self._open:
             raise UserError(
                 f"state.step(): step {self.steps + 1} has no batch; iterate state.batches(loader) "
                 "in place of the loader, and call state.step() once, after all that belongs to its batches"
+            )
+        if not self._asked_position and not self._loaders:
+            raise UserError(
+                f"state.step(): the resume continues after {self.steps - self._begin} steps of epoch "
+                f"{self.epoch}, and the loop has not asked for this place; begin the steps of an epoch at "
+                "state.position(): for i in range(state.position(), …)"
             )
         self._unknown.step()
         self._open, self._ended, self._late = False, False, ""
@@ -186,6 +212,10 @@ class Resumable:
         if self._data.due:
             # Before the step is reported: a job that is refused in its first step does not start again.
             self._data.step(used, left)
+        if self.steps - self._first <= 2:
+            require_same_weights(self._model, self._session.ranks, steps=self.steps)
+        if line := self._unsaved.step(sys._getframe(1), keep):
+            self._session.say(line)
         notes = self._looked_ahead(used)
         if reason := self._session.step(self.steps, notes):
             self._session.leave(self.steps, reason)
@@ -212,17 +242,19 @@ class Resumable:
 
         After a resume it begins with the epoch of the checkpoint; :meth:`batches` skips finished batches.
 
+        Without a loader, count the steps of an epoch from :meth:`position`.
+
         Args:
             count: number of epochs of the training.
             max_steps: number of steps after which the training ends, also in the middle of an epoch.
 
         Raises:
-            UserError: :func:`resumable` has no loader, so the place in an epoch is unknown.
+            UserError: ``max_steps`` without a loader: the loop itself ends the epoch.
         """
-        if not self._loaders:
+        if max_steps is not None and not self._loaders:
             raise UserError(
-                "state.epochs(): hpcrun.resumable() has no loader=, so a resume could not know the place in "
-                "an epoch; pass loader=, or count steps: for step in range(state.steps, …)"
+                f"state.epochs(max_steps={max_steps}): hpcrun.resumable() has no loader=, so the loop itself "
+                "must end after so many steps; use fewer epochs, or while state.steps < …"
             )
         self._most = max_steps
         while self.epoch < count and not self._is_over():
@@ -230,8 +262,8 @@ class Resumable:
                 apply_rank(self._epoch_random)
             else:
                 self._epoch_random = capture_rank()
-                self._begun = set()
-            self._resumed = False
+                self._begun, self._begin = set(), self.steps
+            self._asked_position, self._resumed = not self._resumed, False
             # The code after the epoch before may have changed what the checkpoint holds.
             self._session.unchecked = max(1, self._session.unchecked)
             yield self.epoch
@@ -282,7 +314,15 @@ class Resumable:
         """Return the number of batches of the current pass over ``loader`` that were handed out.
 
         Use it for the numbers of the batches: ``enumerate(state.batches(loader), state.position(loader))``.
+        A training without a loader gets the number of steps of this epoch: ``for i in
+        range(state.position(), 100)``. After a resume, call it directly before the first step.
         """
+        if loader is None and not self._loaders:
+            if not self._asked_position:
+                # What ran since the start of the epoch, such as a shuffle, may have drawn random numbers.
+                apply_rank(self._random)
+                self._asked_position = True
+            return self.steps - self._begin
         name, exact = self._exact(loader)
         return exact.batches - self._ahead(name)
 
@@ -315,7 +355,8 @@ class Resumable:
         return {
             "epoch": self.epoch,
             "epoch_random": self._epoch_random,
-            "kept": _on_cpu(self.kept),
+            "epoch_begin": self._begin,
+            "kept": on_cpu(self.kept),
             "loaders": {name: self._pass(name, one) for name, one in self._loaders.items()},
         }
 
@@ -331,7 +372,8 @@ class Resumable:
                 f"{sorted(self._loaders)}; pass the same loaders with the same names"
             )
         self.epoch, self._epoch_random = state["epoch"], state["epoch_random"]
-        self.kept = _on_device(state["kept"])
+        self._begin = state.get("epoch_begin", 0)  # a checkpoint of an older version has none
+        self.kept = on_device(state["kept"])
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
         self._begun = {name for name, one in self._loaders.items() if one.resumed}
@@ -363,8 +405,8 @@ class Resumable:
                     break
                 if rest.looked and not self._open:
                     self._data.require_even(self._session.notes(wait=True), name)
-                batch = next(rest, _END)
-                if batch is _END:
+                batch = next(rest, END)
+                if batch is END:
                     break
                 if not first and not self._open:
                     self._require_last()
@@ -406,34 +448,6 @@ class Resumable:
         return [getattr(one, "last_epoch", None) for one in self._schedulers.values()]
 
 
-class Lookahead:
-    """Iterator that can look one batch ahead.
-
-    Attributes:
-        ahead: the batch that was read and not handed out, if any.
-        looked: a look has found the next batch, or the end, since the last batch.
-    """
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-        self.ahead: list[Any] = []
-        self.looked = False
-
-    def __iter__(self) -> "Lookahead":
-        return self
-
-    def __next__(self) -> Any:
-        self.looked = False
-        return self.ahead.pop() if self.ahead else next(self._batches)
-
-    def has_more(self) -> bool:
-        """Return True if there is another batch, and keep it."""
-        if not self.ahead:
-            self.ahead = [one for one in [next(self._batches, _END)] if one is not _END]
-        self.looked = True
-        return bool(self.ahead)
-
-
 def _named(kind: str, value: Any) -> dict[str, Any]:
     """Return the objects of an argument by name: ``model``, ``model.0`` or ``model.key``."""
     if isinstance(value, Mapping):
@@ -459,25 +473,7 @@ def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
             )
 
 
-_END = object()
-_DEVICE = "\0device"
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return ``value`` with a CPU copy of each tensor, with the type of its device."""
-    if isinstance(value, torch.Tensor):
-        return {_DEVICE: value.device.type, "tensor": value.detach().cpu()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_on_cpu, value))
-    return {key: _on_cpu(one) for key, one in value.items()} if type(value) is dict else value
-
-
-def _on_device(value: Any) -> Any:
-    """Return what :func:`_on_cpu` was given; the tensors are on the current device of their type."""
-    if type(value) in (list, tuple):
-        return type(value)(map(_on_device, value))
-    if type(value) is not dict:
-        return value
-    if _DEVICE in value:
-        return value["tensor"].to(value[_DEVICE])
-    return {key: _on_device(one) for key, one in value.items()}
+_BY_HAND = (
+    "hpcrun.resumable() has no optimizer=, so the loop must update the weights itself; a value that the "
+    "update carries from step to step, such as a momentum or a learning rate, belongs in a dict that you pass"
+)

@@ -302,3 +302,34 @@ def tokens(folder: Path, at: At = nothing) -> str:
         state.step(keep=(now, following))
     state.close()
     return digest(model)
+
+
+def epochs(folder: Path, at: At = nothing, every: int = 1) -> str:
+    """Train without a loader and without an optimizer, with a shuffle and a validation in each epoch.
+
+    A momentum is updated by hand, and the validation decides on the learning rate.
+    """
+    torch.manual_seed(1)
+    model = net()
+    data = torch.randn(12, 4, generator=torch.Generator().manual_seed(7))
+    held = {"rate": 0.1, "best": 9.9, "momentum": [torch.zeros_like(w) for w in model.parameters()]}
+    state = hpcrun.resumable(model=model, held=held, folder=folder, every=every)
+    for _ in state.epochs(EPOCHS):
+        order = torch.randperm(12)
+        model.train()
+        for i in range(state.position(), 4):
+            x = data[order[3 * i : 3 * i + 3]]
+            loss = mse_loss(model(x).squeeze(1), x.sum(1))
+            with torch.no_grad():
+                gradients = torch.autograd.grad(loss, list(model.parameters()))
+                for w, g, m in zip(model.parameters(), gradients, held["momentum"], strict=True):
+                    w -= held["rate"] * m.mul_(0.9).add_(g)
+            at(state.steps + 1)
+            state.step()
+        model.eval()
+        with torch.no_grad():
+            worse = mse_loss(model(data).squeeze(1), data.sum(1)) + torch.rand(1)
+        if worse.item() > held["best"] - 0.5:
+            held["rate"] /= 2
+        held["best"] = min(held["best"], worse.item())
+    return digest(model)

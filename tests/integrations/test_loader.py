@@ -249,6 +249,10 @@ def test_other_samples_are_refused_at_the_first_batch(saved, make, text, capsys)
     ("make", "text"),
     [
         (lambda: [1, 2], "is a list, not a torch.utils.data.DataLoader"),
+        (
+            lambda: type("PrefetchLoader", (), {"__module__": "timm.data.loader"})(),
+            "is a PrefetchLoader, .* --no-prefetcher",
+        ),
         (lambda: DataLoader(IterableWrapper([1])), "is a DataPipe"),
         (
             lambda: type("Mine", (DataLoader,), {"__iter__": lambda _: iter(())})([1]),

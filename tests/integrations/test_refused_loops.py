@@ -185,8 +185,8 @@ def test_unknown_and_missing_objects_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="a training of this program has ended there"):
         parts(tmp_path / "all")
     state, *_ = parts(tmp_path / "without", loader=None)
-    with pytest.raises(UserError, match=r"has no loader=, .* for step in range\(state\.steps"):
-        next(state.epochs(2))
+    with pytest.raises(UserError, match=r"max_steps=3\): .* has no loader=, .* while state\.steps"):
+        next(state.epochs(2, max_steps=3))
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match=r"WORLD_SIZE=4, but .* is not initialized"):
         parts(tmp_path / "other")

@@ -3,7 +3,10 @@
 import signal
 
 import pytest
+import torch
 
+import hpcrun
+from hpcrun.errors import UserError
 from hpcrun.integrations.session import ENDED
 from tests.on_ranks import ranks
 
@@ -76,3 +79,30 @@ def test_a_loop_without_a_loader_resumes_with_the_same_bits(tmp_path, phase):
 def test_limited_passes_with_another_optimizer_resume_with_the_same_bits(tmp_path, phase):
     # The first stop is at the end of a pass.
     interrupted_twice(loops.limited, tmp_path, phase, (2, 4))
+
+
+@ranks(1, 1, 1)
+def test_epochs_without_a_loader_resume_with_the_same_bits(tmp_path, phase):
+    # The first stop is after the last step of an epoch: its validation follows the save.
+    at = loops.nothing if phase == 2 else loops.stop((8, 10)[phase], signal.SIGTERM, rank=0)
+    if phase < 2:
+        with pytest.raises(SystemExit):
+            loops.epochs(tmp_path / "cut", at)
+    else:
+        assert loops.epochs(tmp_path / "cut") == loops.epochs(tmp_path / "whole")
+
+
+@ranks(1, 1)
+def test_a_place_that_no_loop_asks_for_is_refused(tmp_path, phase):
+    model = torch.nn.Linear(1, 1)
+    state = hpcrun.resumable(model=model, folder=tmp_path, every=1)
+    for _ in state.epochs(2):
+        if phase:
+            with pytest.raises(UserError, match=r"after 2 steps of epoch 0, .*range\(state\.pos"):
+                state.step()
+            return
+        for _ in range(3):
+            if state.steps == 2:
+                state.close()
+                return
+            state.step()

@@ -43,6 +43,15 @@ from hpcrun.checkpoint.state.assignments import (
     assigned_through,
 )
 from hpcrun.checkpoint.state.capture import from_numpy, to_numpy
+from hpcrun.checkpoint.state.made_values import (
+    made_generator,
+    made_object,
+    made_tuple,
+    made_value,
+    require_here,
+    type_name,
+    value_state,
+)
 from hpcrun.checkpoint.storage.errors import CheckpointError
 
 _KIND = "\0kind"
@@ -50,7 +59,7 @@ CONSTANT = {_KIND: "constant"}
 """Means a value that the program makes again."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _MADE_AGAIN: tuple[Any, ...] = (
-    *(type, types.ModuleType, enum.Enum, logging.Logger, weakref.ReferenceType),
+    *(type, types.ModuleType, enum.Enum, logging.Logger, weakref.ReferenceType, np.dtype),
     *(torch.dtype, torch.device, torch.layout, torch.Size, torch.Stream, torch.Event),
     *(dist.ProcessGroup, dist.ReduceOp, types.BuiltinFunctionType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket),
@@ -78,12 +87,16 @@ class ObjectStates:
     """Captures and restores the state of objects.
 
     Attributes:
-        known: the ids of modules that the checkpoint holds already.
+        known: the ids of objects that the checkpoint holds already.
         device: where to put tensors that do not exist yet, if they were on a device of this type.
+        complete: the objects are no functions with their configuration, but data of the training, such as an
+            environment. Values that cannot change are saved too, files and processes are refused, and a
+            restore makes objects that do not exist yet.
     """
 
     known: frozenset[int]
     device: torch.device
+    complete: bool = False
 
     def take(
         self,
@@ -106,7 +119,13 @@ class ObjectStates:
         if type(value) in _PLAIN:
             return value
         # The program makes the reference to an object above again.
-        if id(value) in above or id(value) in self.known or _is_made_again(value):
+        if id(value) in above or id(value) in self.known:
+            return CONSTANT
+        if self.complete:
+            require_here(value, where)
+            if (kept_value := value_state(value)) is not None:
+                return {_KIND: "value", "value": kept_value}
+        if _is_made_again(value):
             return CONSTANT
         above = (*above, id(value))
         take = functools.partial(self.take, above=above, assigned=assigned)
@@ -125,7 +144,7 @@ class ObjectStates:
             if not whole and all(map(_is_constant, value, items)):
                 return CONSTANT
             if type(value) not in (tuple, list, deque) and isinstance(value, tuple):
-                return {_KIND: "named", "value": items}
+                return {_KIND: "named", "value": items, "type": type_name(type(value))}
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, complex):
             return {_KIND: "complex", "value": (value.real, value.imag)}
@@ -139,7 +158,7 @@ class ObjectStates:
             return {_KIND: "array", "value": torch.from_numpy(np.array(value))}
         if isinstance(value, random.Random):
             return {_KIND: "random", "value": value.getstate()}
-        if isinstance(value, Optimizer):
+        if isinstance(value, Optimizer) and not self.complete:
             raise CheckpointError(
                 f"{where} is a {type(value).__name__}, which would take its steps in the backward pass, and "
                 "a checkpoint would miss its state; step the optimizer in the loop"
@@ -170,7 +189,9 @@ class ObjectStates:
             or not assigned.isdisjoint((name, EVERYTHING))
         }
         attributes = {name: part for name, part in attributes.items() if part != CONSTANT}
-        return {_KIND: "attributes", "value": attributes} if attributes else CONSTANT
+        if not attributes and not self.complete:
+            return CONSTANT
+        return {_KIND: "attributes", "value": attributes, "type": type_name(type(value))}
 
     def put(self, live: Any, saved: Any) -> Any:
         """Restore a result of :meth:`take` into ``live``, and return the value to use.
@@ -217,6 +238,10 @@ class ObjectStates:
             live.clear()
             live.update(value)
             return live
+        if kind == "value":
+            return made_value(value)
+        if self.complete:
+            live = _made(live, saved)
         if live is _MISSING:
             raise CheckpointError(f"a {kind} is in the checkpoint, and the program has not made it")
         if kind == "generator":
@@ -228,7 +253,8 @@ class ObjectStates:
         elif kind == "random":
             live.setstate(value)
         elif kind == "named":
-            return type(live)(*self._items(live, value))
+            items = self._items(() if live is None else live, value)
+            return made_tuple(saved["type"], items) if self.complete else type(live)(*items)
         elif kind == "items":
             for key, part in value:
                 live[key] = self.put(live.get(key, _MISSING), part)
@@ -237,7 +263,7 @@ class ObjectStates:
         elif kind == "attributes":
             for name, part in value.items():
                 here = getattr(live, name, _MISSING)
-                if part == CONSTANT or isinstance(here, _MADE_AGAIN):
+                if part == CONSTANT or (isinstance(here, _MADE_AGAIN) and not self.complete):
                     continue
                 there = self.put(here, part)
                 if there is not here:
@@ -255,6 +281,16 @@ class ObjectStates:
                 return live.copy_(value)
         kind = saved["device"]
         return value.to(self.device if kind == self.device.type else kind, copy=True)
+
+
+def _made(live: Any, saved: dict[str, Any]) -> Any:
+    """Return ``live``, or a new object if the program has not made the object of ``saved``."""
+    kind = saved[_KIND]
+    if kind in ("generator", "numpy", "random") and (live is _MISSING or live is None):
+        return made_generator(kind, saved["value"])
+    if kind == "attributes" and type_name(type(live)) != saved["type"]:
+        return made_object(saved["type"])
+    return () if kind == "named" and live is _MISSING else live
 
 
 def _is_number(value: Any) -> bool:

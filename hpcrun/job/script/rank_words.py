@@ -25,7 +25,11 @@ _HIDES = re.compile(
     r"|\block|flock|filelock|sqlite|redis|optuna|\bqueue|\bagent\("
 )
 """Words of code that runs other code, or that takes its work from a list that several processes share."""
-_TRAINS = re.compile(r"\.backward\(|\.fit\(|optim")
+_TRAINS = re.compile(
+    r"\.backward\(|\.fit\(|optim|torch\.save\(|save_file\(|save_pretrained\(|save_weights\("
+    r"|\bnp\.savez?\("
+)
+"""Words of code that trains, or that saves its result: all copies write the same file."""
 _SILENT = frozenset(
     {
         *("PIL", "albumentations", "click", "cv2", "datasets", "einops", "h5py", "hpcrun", "hydra"),
@@ -40,7 +44,7 @@ _SILENT = frozenset(
 
 
 def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
-    """Return True if a copy of ``command`` may know its rank, False if it trains without; None: unknown.
+    """Return True if a copy of ``command`` may know its rank, False if it trains or saves without; else None.
 
     Args:
         folder: the working folder of the ranks.
@@ -63,7 +67,7 @@ def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
 
 
 def sources(script: Path) -> Iterator[str]:
-    """Yield the text of ``script`` and of the modules in its folder that it imports.
+    """Yield the code of ``script`` and of the modules in its folder that it imports.
 
     Raises:
         OSError, SyntaxError, ValueError: a file cannot be read.
@@ -76,14 +80,25 @@ def sources(script: Path) -> Iterator[str]:
         path = waiting.pop()
         if len(seen) > _MOST_FILES or path.stat().st_size > _MOST_BYTES:
             raise LookupError(path)
-        text = path.read_text()
-        yield text
-        for name in _imported(ast.parse(text)):
+        tree = ast.parse(path.read_text())
+        names = set(_imported(tree))
+        yield _code(tree)
+        for name in names:
             found = list(_modules(root, name))
             if not found and name not in sys.stdlib_module_names and name not in _SILENT:
                 raise LookupError(name)
             waiting += [one for one in found if one not in seen]
             seen.update(found)
+
+
+def _code(tree: ast.AST) -> str:
+    """Return the code without comments and docstrings, which may be about the ranks of other programs."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for one in body if isinstance(body, list) else ():
+            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
+                one.value.value = None
+    return ast.unparse(tree)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

@@ -40,6 +40,7 @@ from hpcrun.run.endings import record_unfinished
 from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
+from hpcrun.slurm.local.job_files import script_environment
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
 
 _ENDS: Mapping[int, End] = {exit_codes.DONE: "done", exit_codes.UNFINISHED: "stopped"}
@@ -110,6 +111,7 @@ def run_script(
         environ = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,
+            **script_environment(os.environ),
             **launcher_variables(met, attempt),
             **progress.variables,
             "HPCRUN_RUN": str(run.path),

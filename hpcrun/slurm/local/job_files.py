@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -274,3 +274,21 @@ def step_environment(request: JobRequest, rank: int) -> dict[str, str]:
         mine = request.devices[node * on_node : (node + 1) * on_node]
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
     return environ
+
+
+def script_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a script in place of those of the task: names of nodes that resolve.
+
+    A library may read the list of nodes itself, and connect to the first, as ``jax.distributed.initialize()``
+    does (jax/_src/clusters/slurm_cluster.py). All of 127.0.0.0/8 is this machine.
+
+    Args:
+        environ: the variables of a task of this cluster, or of any other process, which needs no change.
+    """
+    if environ.get("HPCRUN_LOCAL_CLUSTER") != "1":
+        return {}
+    nodes = int(environ.get("SLURM_JOB_NUM_NODES", "1"))
+    hosts = f"127.0.0.[1-{nodes}]" if nodes > 1 else "127.0.0.1"
+    return {
+        name: hosts for name in ("SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST") if name in environ
+    }

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.same_weights import require_same_weights
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.hook_state import HookStates, kept_hooks
 from hpcrun.checkpoint.state.training import RankPart
@@ -168,6 +169,7 @@ class DistributedAMPTrainer(AMPTrainer):
         self._ends: EndedRanks | None = None
         self._wrapped = False
         self._buckets_final = False
+        self._compared = 0  # steps after which the ranks have compared their weights
         self._hooks, self._feedback = HookStates(()), ErrorFeedback(self.module)
 
     @property
@@ -328,6 +330,14 @@ class DistributedAMPTrainer(AMPTrainer):
                 "FSDP replaces the model's parameters: call setup_distributed() and wrap_model() before "
                 "load_checkpoint(), save_checkpoint() and any other use of the optimizer or the weights"
             )
+
+    def _update(self, total: Tensor) -> StepResult:
+        result = super()._update(total)
+        if self.is_distributed and self._compared < 2 and result.updated:
+            # Also in the second step: a warm-up may begin with a rate of zero.
+            self._compared += 1
+            require_same_weights(self.model, self.control_ranks(), steps=self._compared)
+        return result
 
     def _before_step(self, micro_batches: MicroBatches, loss: LossFunction) -> None:
         if self._ends is not None:
