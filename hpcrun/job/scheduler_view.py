@@ -190,7 +190,9 @@ def only_log_has_reason(view: JobView | None, attempt: Attempt) -> bool:
         return True
     if view.restarts > attempt.restart:
         return view.being_ended and "PREEMPTED" not in view.base
-    return view.being_ended and not (view.base & set(_STATES) or view.preempted or view.timed_out)
+    known = view.base & set(_STATES) or view.preempted or view.timed_out
+    # slurmstepd has only KillWait until it kills this program too, and writes a reason before it kills.
+    return view.being_ended and not (known or view.script_killed)
 
 
 def wait_for_word(word: Callable[[], str | None], patience: float) -> str | None:

@@ -22,8 +22,8 @@ from hpcrun.job.step_process import STOP_SIGNALS
 
 GRACE = 3.0
 """Seconds in which the other ranks may end by themselves, and record their own failures."""
-BUSY = 120.0
-"""Seconds from srun's first message about busy nodes, which takes one or two minutes, to the end of srun."""
+BUSY = 60.0
+"""Seconds from srun's first message about busy nodes, which comes after one to two minutes, to its end."""
 # The user's set-up lines are unlikely to use this number.
 _FIRST_DESCRIPTOR = 200
 # 22.05 writes "srun: launch/slurm: _step_signal: Terminating StepId=12.0".

@@ -19,12 +19,13 @@ from hpcrun.job.step import start_ranks
 from hpcrun.nodes import job_nodes
 from hpcrun.nodes.job_nodes import JobNodes
 from hpcrun.nodes.step_nodes import JobShape
-from hpcrun.run.events import record_event
+from hpcrun.run.events import Attempt, record_event
 from tests import jobs
 from tests.nodes.test_watch import NODES, PATIENCE, Several, rank
 
 from .step_substitutes import FIRST, Desk
 
+CANCELLED = "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T19:48:15 ***"
 LISTED = r"7.0|hpcrun-7-0\n7.1|hpcrun-agents\n7.2|monitor\n7.3|hpcrun-node-setup\n"
 
 
@@ -158,3 +159,29 @@ def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert (end.code, end.following, desk.ends()) == (0, None, ["crash"])
     assert "scontrol requeue 7" in desk.called("scontrol")
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "cause", "requeues"),
+    [
+        ("", 0, "node-failure", True),
+        # A person's cancellation comes first.
+        (f"hpcrun: attempt 7-0 on n1\n{CANCELLED}\n", 0, "cancelled", False),
+        # The budget of restarts.node_failure.
+        ("", 10, "node-failure", False),
+    ],
+    ids=["stuck", "cancelled", "too-often"],
+)
+def test_a_step_that_is_never_created_costs_a_requeue(
+    desk: Desk, told: str, before: int, cause: str, requeues: bool
+) -> None:
+    for number in range(-before, 0):
+        earlier = Attempt("7", 0, number)
+        record_event(desk.run, "ended", attempt=earlier, cause="node-failure")
+    desk.run.batch_log("7").write_text(told)
+    ranks = RanksEnd(1, stuck="Requested nodes are busy")
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    end = conclude(desk.run, BatchJob(FIRST), ranks)
+    signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+    assert (end.following, desk.ends()[-1]) == (None, cause)
+    assert ("scontrol requeue 7" in desk.called("scontrol")) is requeues
