@@ -38,7 +38,7 @@ class StackGroup:
 
     @property
     def waits(self) -> str:
-        """What the innermost code of a library waits for, in parentheses; empty if it is unknown."""
+        """Reason of the wait in the innermost code of a library, in parentheses; empty if it is unknown."""
         for frame in reversed(self.threads[0].frames if self.threads else ()):
             for part, words in _WAITS.items():
                 if part in frame.file:
@@ -102,11 +102,12 @@ def _comparison(groups: Sequence[StackGroup], stacks: Sequence[Stack]) -> str:
             f"the others at {largest.place}"
         )
     # Those in a collective wait for the others.
-    late = [group for group in groups if group.waits != _COLLECTIVE]
-    if len(late) == 1:
-        (waiting,) = [group for group in groups if group is not late[0]][:1]
+    outside = [group for group in groups if group.waits != _COLLECTIVE]
+    if len(outside) == 1:
+        (odd,) = outside
+        waiting = next(group for group in groups if group is not odd)
         return (
-            f"{ranks_of(late[0].stacks)} {_is(late[0].stacks)} elsewhere: at {late[0].place}{late[0].waits}, "
+            f"{ranks_of(odd.stacks)} {_is(odd.stacks)} elsewhere: at {odd.place}{odd.waits}, "
             f"the others at {waiting.place}{waiting.waits}"
         )
     named = [

@@ -199,7 +199,9 @@ def test_tables_and_json(
     assert not any("different steps" in line for line in lines)
     # The run with one row ends at another step.
     assert guarded(["compare", file]) == 0
-    caution = "caution: the last values are of different steps, 10 to 30; --at 10 compares at one step"
+    caution = (
+        "caution: the last values are of different steps, 10 to 30; --at 10 compares at one step"
+    )
     assert caution in capsys.readouterr().out.splitlines()
     row = "1 3 1.6679 0.23752 … 3.0982 0.57579 1.003"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]

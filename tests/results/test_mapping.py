@@ -91,7 +91,9 @@ def test_a_mapping_takes_the_names_of_runs(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "map.yaml").write_text("metrics: m.csv")
     for named in ("a", "runs/a", "runs"):
-        assert guarded(["aggregate", named, "--map", "map.yaml", "--processes", "0", "--fresh"]) == 0
+        assert (
+            guarded(["aggregate", named, "--map", "map.yaml", "--processes", "0", "--fresh"]) == 0
+        )
         assert "1 run (1 finished), 1 row" in capsys.readouterr().out
     assert guarded(["aggregate", "b", "--map", "map.yaml"]) == 2
     assert "b: no such directory, neither here nor in " in capsys.readouterr().err

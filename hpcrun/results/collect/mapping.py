@@ -293,11 +293,8 @@ class _MappedRun:
     def _note_missing(self) -> None:
         """Name the columns of the mapping that no file has."""
         mapping = self._mapping
-        wanted = {
-            mapping.step: "step",
-            mapping.time: "time",
-            **dict.fromkeys(mapping.rename, "rename"),
-        }
+        wanted: dict[str | None, str] = {mapping.step: "step", mapping.time: "time"}
+        wanted.update(dict.fromkeys(mapping.rename, "rename"))
         if not self._columns:
             return
         has = ", ".join([*self._columns][:_SHOWN]) + ", …" * (len(self._columns) > _SHOWN)
