@@ -1,4 +1,4 @@
-"""The cause of a failed attempt in one line, found once within a time limit, and kept beside the logs.
+"""The cause of a failed attempt in one line, found once within a time limit, and kept with the logs.
 
 `hpcrun status` shows up to twenty failed runs; their logs may have any size.
 """
@@ -38,7 +38,7 @@ def brief_cause(run: RunDirectory, events: Sequence[Event], seconds: float) -> s
     if attempt is None:
         return None
     kept = run.attempt_logs(attempt) / _NAME
-    # A run that goes on has more events.
+    # A run that continues has more events.
     mark = {"events": len(events)}
     with contextlib.suppress(OSError):
         known = read_json(kept)

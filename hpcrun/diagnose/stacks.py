@@ -11,7 +11,14 @@ from hpcrun.run.stacks import Frame, Stack, Thread
 
 MOVED = 3.0
 """Seconds: a rank moves if its position changed more recently than this. Ranks check it once a second."""
-_NAMED = 8
+_NAMED, _PLACES = 8, 4
+_WAITS = {
+    "/torch/distributed/": "in a collective",
+    "/torch/utils/data/": "in the data loader",
+    "/hpcrun/train/data/": "in the data loader",
+    "/hpcrun/integrations/loader": "in the data loader",
+}
+_COLLECTIVE = f" ({_WAITS['/torch/distributed/']})"
 _INSTALLED = re.compile(r".*/(site|dist)-packages/")
 
 
@@ -28,6 +35,17 @@ class StackGroup:
         frames = self.threads[0].frames if self.threads else ()
         own = [frame for frame in frames if is_own_code(frame.file)] or list(frames)
         return _line(own[-1]) if own else "an unknown place"
+
+    @property
+    def waits(self) -> str:
+        """Reason of the wait in the innermost code of a library, in parentheses; empty if it is unknown."""
+        for frame in reversed(self.threads[0].frames if self.threads else ()):
+            for part, words in _WAITS.items():
+                if part in frame.file:
+                    return f" ({words})"
+            if is_own_code(frame.file):
+                break
+        return ""
 
 
 def folded(stacks: Iterable[Stack], *, all_threads: bool = False) -> list[StackGroup]:
@@ -83,7 +101,20 @@ def _comparison(groups: Sequence[StackGroup], stacks: Sequence[Stack]) -> str:
             f"{ranks_of(smallest.stacks)} {_is(smallest.stacks)} elsewhere: at {smallest.place}, "
             f"the others at {largest.place}"
         )
-    return f"the ranks are at {len(groups)} different places"
+    # Those in a collective wait for the others.
+    outside = [group for group in groups if group.waits != _COLLECTIVE]
+    if len(outside) == 1:
+        (odd,) = outside
+        waiting = next(group for group in groups if group is not odd)
+        return (
+            f"{ranks_of(odd.stacks)} {_is(odd.stacks)} elsewhere: at {odd.place}{odd.waits}, "
+            f"the others at {waiting.place}{waiting.waits}"
+        )
+    named = [
+        f"{ranks_of(group.stacks)} at {group.place}{group.waits}" for group in groups[:_PLACES]
+    ]
+    more = "; …" if len(groups) > _PLACES else ""
+    return f"the ranks are at {len(groups)} different places: {'; '.join(named)}{more}"
 
 
 def group_lines(group: StackGroup) -> list[str]:

@@ -80,6 +80,9 @@ class ResultsFile:
         except FileNotFoundError:
             what = f"no such file; `hpcrun aggregate RUNS -o {path}` makes it"
             raise ResultsError(f"{path}: {what}") from None
+        except IsADirectoryError:
+            what = f"is a folder, and no results file; `hpcrun aggregate {path} -o results.h5` makes one"
+            raise ResultsError(f"{path}: {what}") from None
         except OSError as error:
             what = f"is not an HDF5 file, or is damaged ({' '.join(str(error).split())})"
             raise ResultsError(f"{path}: {what}; move it away, or choose another name") from None

@@ -25,7 +25,7 @@ class Goodput:
     two starts of a job. suspended: Slurm had stopped the processes to let another job run. idle: after an
     end, until the next submission.
 
-    ``known``: false for a script that has reported no step, so that nobody knows what was kept.
+    ``known``: false for a script that has reported no step, so that its saves are unknown.
     """
 
     queue: float = 0.0
@@ -48,7 +48,7 @@ class Goodput:
 
     @property
     def wanted(self) -> float:
-        """Seconds of which the productive share is taken: an event still decides about ``unsaved``."""
+        """Denominator of the productive share: an event still decides about ``unsaved``."""
         return self.wall - self.idle - self.unsaved
 
     @property

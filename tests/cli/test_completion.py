@@ -27,10 +27,12 @@ def completed(shell: str, line: str, folder: Path) -> set[str]:
     quoted = " ".join(f"'{word}'" for word in words)
     script = {"bash": BASH, "zsh": ZSH}[shell]
     program = script.format(words=quoted, count=len(words))
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / "sinfo").write_text("#!/bin/sh\necho gpu; echo gpu-long; echo cpu\n")
+    (folder / "bin" / "sinfo").chmod(0o755)
     # No Python on the PATH: the shell does all the work.
     for name in ("bash", "sh", "ls", "tr", "zsh"):
         if (found := shutil.which(name)) and not (folder / "bin" / name).exists():
-            (folder / "bin").mkdir(exist_ok=True)
             (folder / "bin" / name).symlink_to(found)
     done = subprocess.run(
         [shell, "-f", "-c", program] if shell == "zsh" else [shell, "-c", program],
@@ -58,6 +60,12 @@ def test_a_shell_completes_the_words_of_a_command(shell: str, tmp_path: Path) ->
         ("hpcrun export gpt --format d", {"dcp"}),
         ("hpcrun cancel g", {"gpt", "gpt-2"}),
         ("hpcrun nccl l", {"lint"}),
+        ("hpcrun submit --executor ", {"auto", "slurm", "local", "debug"}),
+        ("hpcrun submit --launcher t", {"torchrun"}),
+        # The shell completes files.
+        ("hpcrun submit -c ", set()),
+        ("hpcrun aggregate --map ", set()),
+        ("hpcrun submit --partition g", {"gpu", "gpu-long"}),
         ("hpcrun --ho", {"--host"}),
         ("hpcrun --host login su", {"submit"}),
         ("hpcrun --host login submit --no", {"--nodes", "--no-snapshot"}),

@@ -56,9 +56,12 @@ def test_the_written_program_trains_on_two_ranks(kind: str, tmp_path: Path) -> N
 def test_three_questions_are_asked_on_a_terminal(tmp_path: Path) -> None:
     screen = Terminal(tmp_path, "init")
     for question, answer in (
-        (r"What do you begin with: .*\[script\] ", "task"),
-        (r"Which file\? \[my_task.py\] ", ""),
-        (r"How many nodes, and GPUs on each\? \[1x1\] ", "2x4"),
+        (r"What do you begin with: .*\[script\] ", "skript"),
+        (r"skript: should be script, [^?]*\? \[script\] ", "task"),
+        (r"Which file\? \[my_task.py\] ", "numpy.py"),
+        (r"would hide the package numpy[^?]*\? \[my_task.py\] ", ""),
+        (r"How many nodes, and GPUs on each\? \[1x1\] ", "many"),
+        (r"many: should be nodes x GPUs[^?]*\? \[1x1\] ", "2x4"),
     ):
         screen.read_until(question)
         screen.type(f"{answer}\n")

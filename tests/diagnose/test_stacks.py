@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import hpcrun
 from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
 from hpcrun.run.stacks import Frame, Stack, Thread
@@ -61,6 +63,30 @@ def test_no_rank_is_named_without_a_usual_place() -> None:
     assert summary(alike) == line
     assert summary(alike, [3, 2]) == f"{line}; not read: tasks 2-3"
     assert "3 different places" in summary(folded([stack(0), stack(1, line=40), stack(2, line=41)]))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (
+            "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
+            " (in the data loader)",
+        ),
+        ("/usr/lib/python3.11/selectors.py", ""),
+    ],
+)
+def test_of_two_ranks_the_one_outside_the_collective_is_named(file: str, words: str) -> None:
+    frames = (Frame("/home/me/task.py", 51, "main"), Frame(file, 7, "get"))
+    loading = replace(stack(1), threads=(Thread("MainThread", frames),))
+    assert summary(folded([stack(0), loading])) == (
+        f"rank 1 is elsewhere: at /home/me/task.py:51 in main{words}, the others at "
+        "/home/me/task.py:33 in loss (in a collective)"
+    )
+    other = replace(loading, rank=2, threads=(Thread("MainThread", frames[:1]),))
+    assert summary(folded([loading, other])) == (
+        f"the ranks are at 2 different places: rank 1 at /home/me/task.py:51 in main{words}; "
+        "rank 2 at /home/me/task.py:51 in main"
+    )
 
 
 def test_a_process_without_python_or_rank_is_shown() -> None:

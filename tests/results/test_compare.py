@@ -123,6 +123,15 @@ def test_bad_input_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_folder_of_runs_gets_the_right_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(["compare", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"is a folder, and no results file; `hpcrun aggregate {tmp_path} -o" in said
+    assert "move it away" not in said
+
+
 @pytest.mark.parametrize(
     ("steps", "restarts", "kept"),
     [
@@ -187,6 +196,13 @@ def test_tables_and_json(
     assert guarded(["compare", file, "--at", "best"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "loss (best, min is best), 95% intervals"
+    assert not any("different steps" in line for line in lines)
+    # The run with one row ends at another step.
+    assert guarded(["compare", file]) == 0
+    caution = (
+        "caution: the last values are of different steps, 10 to 30; --at 10 compares at one step"
+    )
+    assert caution in capsys.readouterr().out.splitlines()
     row = "1 3 1.6679 0.23752 … 3.0982 0.57579 1.003"
     assert lines[2].split() == [*row.split(), "train.lr=0.0003"]
     assert " ".join(lines[4].split()) == "3 1 4 - - 4 train.lr=0.5"

@@ -84,6 +84,21 @@ def test_a_new_file_of_metrics_is_noticed(
     assert "1 row" in capsys.readouterr().out
 
 
+def test_a_mapping_takes_the_names_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "a", m_dot_csv="step,loss\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.yaml").write_text("metrics: m.csv")
+    for named in ("a", "runs/a", "runs"):
+        assert (
+            guarded(["aggregate", named, "--map", "map.yaml", "--processes", "0", "--fresh"]) == 0
+        )
+        assert "1 run (1 finished), 1 row" in capsys.readouterr().out
+    assert guarded(["aggregate", "b", "--map", "map.yaml"]) == 2
+    assert "b: no such directory, neither here nor in " in capsys.readouterr().err
+
+
 def test_logs_of_training_and_validation_do_not_overwrite_each_other(tmp_path: Path) -> None:
     write(
         tmp_path,

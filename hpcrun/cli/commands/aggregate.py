@@ -118,7 +118,7 @@ def _source(arguments: argparse.Namespace) -> "RunSource":
     if arguments.map is not None:
         from hpcrun.results.collect.mapping import mapped_source, read_mapping
 
-        return mapped_source(read_mapping(arguments.map), named)
+        return mapped_source(read_mapping(arguments.map), named, folder)
     return RunSource(find_runs(named, folder))
 
 

@@ -88,6 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
     say(*aligned(_group_rows(groups, spreads, question.lower), range(6)))
     if question.at == "best":
         say(f"caution: {BEST_IS_BIASED}")
+    steps = sorted({one.step for group in groups for one in group.values if one.step >= 0})
+    if question.at == "last" and len(steps) > 1:
+        say(
+            f"caution: the last values are of different steps, {steps[0]} to {steps[-1]}; --at {steps[0]} "
+            "compares at one step"
+        )
     if not any(group.known for group in groups):
         say("no run has a config, so the runs form one group")
     if any(found):

@@ -25,6 +25,8 @@ _ZSH = (
     "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }",
     "autoload -Uz bashcompinit && bashcompinit",
 )
+# Words that a program of the cluster knows, by option.
+_ASKED = {"--partition": "$(sinfo -h -o %R 2>/dev/null)"}
 _LIST = 'cd "${HPCRUN_RUNS:-runs}" 2>/dev/null && ls -d -- */ 2>/dev/null | tr -d /'
 
 
@@ -43,9 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Command:
-    """Words of a command: values by option, other words, and if it takes a run."""
+    """Words of a command, and if it takes a run.
 
-    values: dict[str, list[str]]
+    ``values``: by option; None if the option takes no value. ``words``: other words.
+    """
+
+    values: dict[str, list[str] | None]
     words: list[str]
     runs: bool
 
@@ -58,14 +63,19 @@ def _commands() -> dict[str, _Command]:
     for name in COMMANDS.keys() - _INTERNAL:
         parser = Parser(name, None)
         importlib.import_module(f"hpcrun.cli.commands.{name}").add_arguments(parser)
-        values, words, runs = dict[str, list[str]](), list[str](), False
+        values, words, runs = dict[str, list[str] | None](), list[str](), False
         for action in parser._actions:
             metavar = str(action.metavar or "")
             runs = runs or (not action.option_strings and "RUN" in metavar)
             words += keys if action.dest == "overrides" else []
-            words += metavar.split("|") if "|" in metavar and metavar.islower() else []
+            choices = [str(choice) for choice in action.choices or ()]
+            if not choices and "|" in metavar and metavar.islower():
+                choices = metavar.split("|")
+            if not action.option_strings:
+                words += choices if action.choices is None else []
             for option in action.option_strings:
-                values[option] = [str(choice) for choice in action.choices or ()]
+                # The shell completes the file of an option without words.
+                values[option] = None if action.nargs == 0 else choices
         found[name] = _Command(values, words, runs)
     return dict(sorted(found.items()))
 
@@ -85,8 +95,8 @@ def _bash() -> Iterator[str]:
     yield '    case "${COMP_WORDS[at]} $prev" in'
     for name, command in commands.items():
         for option, values in command.values.items():
-            if values:
-                yield f'    "{name} {option}") words="{" ".join(values)}" ;;'
+            if values is not None:
+                yield f'    "{name} {option}") words="{_ASKED.get(option, " ".join(values))}" ;;'
     for name, command in commands.items():
         words = " ".join([*command.values, *command.words])
         yield f'    "{name} "*) words="{words}{" $(_hpcrun_runs)" if command.runs else ""}" ;;'

@@ -8,6 +8,8 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,13 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ask for what no option gives, write both files, and print the next command."""
     kind = arguments.kind or _asked(
-        "--kind", f"What do you begin with: {', '.join(_KINDS)}?", "script"
+        "--kind", f"What do you begin with: {', '.join(_KINDS)}?", "script", _check_kind
     )
-    if kind not in _KINDS:
-        raise UserError(f"{kind}: should be {', '.join(_KINDS)}")
     name = _FILES.get(kind, "train.py")
-    file = Path(arguments.file or _asked("--file", "Which file?", name))
-    size = arguments.size or _asked("--size", "How many nodes, and GPUs on each?", "1x1")
+    file = Path(arguments.file or _asked("--file", "Which file?", name, partial(_check_file, kind)))
+    question = "How many nodes, and GPUs on each?"
+    size = arguments.size or _asked("--size", question, "1x1", _check_size)
     config = _write(kind, file, size)
     say(f"hpcrun: {file}: {_KINDS[kind]}", f"hpcrun: {config}: nodes, GPUs and time limit")
     package = kind if kind in ("lightning", "transformers") else "torch"
@@ -72,16 +73,53 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(option: str, question: str, default: str) -> str:
-    """Return the answer on the terminal; without a terminal raise UserError, except for a default."""
+def _asked(option: str, question: str, default: str, check: Callable[[str], object]) -> str:
+    """Return the first answer on the terminal for which ``check`` raises nothing.
+
+    Raises:
+        UserError: there is no terminal and no default, or the input ends.
+    """
     if not sys.stdin.isatty():
         if option == "--kind":
             raise UserError(f"init: there is no terminal to ask; give {option} {'|'.join(_KINDS)}")
         return default
-    try:
-        return input(f"{question} [{default}] ").strip() or default
-    except EOFError as error:
-        raise UserError(f"init: no answer; give {option}. Nothing was written") from error
+    while True:
+        try:
+            answer = input(f"{question} [{default}] ").strip() or default
+        except EOFError as error:
+            raise UserError(f"init: no answer; give {option}. Nothing was written") from error
+        try:
+            check(answer)
+        except UserError as error:
+            say(f"hpcrun: {error}")
+        else:
+            return answer
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in _KINDS:
+        raise UserError(f"{kind}: should be {', '.join(_KINDS)}")
+
+
+def _check_size(size: str) -> re.Match[str]:
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,2})", size.strip())
+    if found is None:
+        raise UserError(f"--size {size}: should be nodes x GPUs, such as 2x4")
+    return found
+
+
+def _check_file(kind: str, name: str) -> None:
+    file = Path(name)
+    if file.suffix != ".py" or (kind == "task" and not file.stem.isidentifier()):
+        words = "be a name of Python with .py" if kind == "task" else "end with .py"
+        raise UserError(f"--file {file}: should {words}")
+    if file.stem in sys.stdlib_module_names or _is_installed(file.stem):
+        raise UserError(f"--file {file}: would hide the package {file.stem}; choose another name")
+    if kind == "task" and file.parent != Path():
+        raise UserError(f"--file {file}: a task is a module of this folder; give a name without /")
+    for path in (file, file.with_suffix(".yaml")):
+        if path.exists():
+            raise UserError(f"{path}: exists already; name another --file")
 
 
 def _is_installed(name: str) -> bool:
@@ -98,16 +136,8 @@ def _write(kind: str, file: Path, size: str) -> Path:
     Raises:
         UserError: an answer is wrong, or a file exists.
     """
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,2})", size.strip())
-    if found is None:
-        raise UserError(f"--size {size}: should be nodes x GPUs, such as 2x4")
-    if file.suffix != ".py" or (kind == "task" and not file.stem.isidentifier()):
-        words = "be a name of Python with .py" if kind == "task" else "end with .py"
-        raise UserError(f"--file {file}: should {words}")
-    if file.stem in sys.stdlib_module_names or _is_installed(file.stem):
-        raise UserError(f"--file {file}: would hide the package {file.stem}; choose another name")
-    if kind == "task" and file.parent != Path():
-        raise UserError(f"--file {file}: a task is a module of this folder; give a name without /")
+    found = _check_size(size)
+    _check_file(kind, str(file))
     config = file.with_suffix(".yaml")
     what = f'command: [python, "{file}"]\n' if kind != "task" else _TASK.format(module=file.stem)
     contents = {

@@ -67,7 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
             f"{len(runs)} runs: the terminal shows the first {_MOST_RUNS}; `hpcrun report` shows all"
         )
     named = dict(zip(_names(runs), runs[:_MOST_RUNS], strict=False))
-    say(*terminal_lines(named, metrics, width, arguments.height))
+    lines = terminal_lines(named, metrics, width, arguments.height)
+    if not lines or not metrics:
+        has = (
+            f"there is: {', '.join(known)}; choose with --metric"
+            if known
+            else "no run has a metric"
+        )
+        say(f"hpcrun: nothing to plot: {has}")
+        return 0
+    say(*lines)
     return 0
 
 

@@ -120,21 +120,32 @@ def read_mapping(path: Path) -> RunMapping:
     return mapping
 
 
-def mapped_source(mapping: RunMapping, folders: Iterable[str]) -> RunSource:
-    """Return the runs below ``folders`` that have a file of metrics.
+def mapped_source(mapping: RunMapping, named: Iterable[str], runs_dir: Path) -> RunSource:
+    """Return the runs that ``named`` name and that have a file of metrics.
+
+    Args:
+        mapping: the places of their files.
+        named: folders of runs, or runs; also names below ``runs_dir``.
+        runs_dir: the folder of the runs of hpcrun.
 
     Raises:
         ResultsError: a folder has none.
     """
     found: dict[str, None] = {}
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ResultsError(f"{folder}: no such directory; name a folder of runs")
+    for name in named:
+        folder = next((path for path in (Path(name), runs_dir / name) if path.is_dir()), None)
+        if not name or folder is None:
+            raise ResultsError(
+                f"{name}: no such directory, neither here nor in {runs_dir}; name a run or a folder of runs"
+            )
+        below = [folder] if mapping.runs == "." else folder.glob(mapping.runs)
         here = [
             os.path.realpath(path)
-            for path in ([Path(folder)] if mapping.runs == "." else Path(folder).glob(mapping.runs))
+            for path in below
             if path.is_dir() and _matches(path, mapping.metrics)
         ]
+        if not here and _matches(folder, mapping.metrics):
+            here = [os.path.realpath(folder)]
         if not here:
             raise ResultsError(
                 f"{folder}: no directory {mapping.runs} has a file {' or '.join(mapping.metrics)}; "
@@ -282,11 +293,8 @@ class _MappedRun:
     def _note_missing(self) -> None:
         """Name the columns of the mapping that no file has."""
         mapping = self._mapping
-        wanted: dict[str | None, str] = {
-            mapping.step: "step",
-            mapping.time: "time",
-            **dict.fromkeys(mapping.rename, "rename"),
-        }
+        wanted: dict[str | None, str] = {mapping.step: "step", mapping.time: "time"}
+        wanted.update(dict.fromkeys(mapping.rename, "rename"))
         if not self._columns:
             return
         has = ", ".join([*self._columns][:_SHOWN]) + ", …" * (len(self._columns) > _SHOWN)

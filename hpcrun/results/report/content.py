@@ -207,7 +207,7 @@ def _metrics(store: ResultsFile, first: str | None) -> list[str]:
         rate = name.endswith("_per_second")
         return bool(_OF_THE_MACHINE.fullmatch(name)), main, name != "lr", not rate
 
-    known = sorted((name for name in known_metrics(store) if name not in _X), key=place)
+    known = sorted((name for name in known_metrics(store) if name not in _CLOCKS), key=place)
     return list(dict.fromkeys([first, *known] if first else known))[:_MOST_METRICS]
 
 
@@ -240,6 +240,8 @@ def _value(run: ReportedRun, metric: str, row: Any, at: str, lower: bool) -> flo
 
 
 _X = ("step", "samples", "tokens", "time")
+# W&B and Lightning log them in each row; they only grow.
+_CLOCKS = {*_X, "epoch", "runtime", "_runtime", "_step", "_timestamp"}
 
 
 def _tracks(run: ReportedRun, metrics: Sequence[str], most: int) -> list[dict[str, Any]]:

@@ -214,11 +214,12 @@ function sortTable(table) {
   table.tBodies[0].append(...rows.map(one => one.row));
 }
 
-/** Hide the rows without all words; a word such as train.lr>0.001 compares the column of this name. */
+/** Hide the rows without all words; a word such as train.lr>0.001 compares the column of this name. Return the names without a column. */
 function filterTable(table, text) {
-  const heads = [...table.tHead.rows[0].cells].map(head => head.textContent);
+  const heads = [...table.tHead.rows[0].cells].map(head => head.textContent), unknown = [];
   const tests = text.split(/\s+/).filter(Boolean).map(word => {
     const [, name, sign, wanted] = word.match(/^(.+?)(!=|>=|<=|=|>|<)(.+)$/) ?? [], column = heads.indexOf(name);
+    if (column < 0 && name) unknown.push(name);
     if (column < 0) return row => row.textContent.toLowerCase().includes(word.toLowerCase());
     return row => {
       const value = cellValue(row.cells[column]), [a, b] = [asNumber(value), asNumber(wanted)], equal = value === wanted || a === b;
@@ -226,13 +227,15 @@ function filterTable(table, text) {
     };
   });
   for (const row of table.tBodies[0].rows) row.hidden = !tests.every(test => test(row));
+  return unknown;
 }
 
 // --- Page ---
 
 function update() {
   if (data.metric) {
-    filterTable(byId("runs-table"), state.get("runs") ?? "");
+    const unknown = filterTable(byId("runs-table"), state.get("runs") ?? "");
+    byId("unknown").textContent = unknown.length ? `The table of runs has no column ${unknown.join(", ")}.` : "";
     makeGroups();
     showGroups();
   }

@@ -204,6 +204,10 @@ def test_tables_sort_and_filter(browser: webdriver.Chrome, page: str) -> None:
     assert all(row[0].startswith(("lr0.003-w64", "lr0.01-w64")) for row in kept)
     assert [row[3] for row in rows(browser, "groups")] == ["4", "4"]
     assert len(rows(browser, "failures-table")) == 1
+    browser.find_element(By.CSS_SELECTOR, "[name=runs]").send_keys(" trian.lr>1")
+    assert (
+        browser.find_element(By.ID, "unknown").text == "The table of runs has no column trian.lr."
+    )
 
 
 def test_curves_zoom_hover_smooth_and_change_their_x(browser: webdriver.Chrome, page: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.run.files import append_line
 
 from .conftest import START, MakeRun, add_event
 from .page import Page
@@ -189,6 +190,24 @@ def test_plots_show_each_run(sweep: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all(run.name in shown for run in sweep.iterdir())
     assert guarded(["plot", str(sweep), "--metric", "accuracy"]) == 2
     assert "no run has it; there is: loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"step": 1, "accuracy": 0.5, "runtime": 3.0}, "nothing to plot: there is: accuracy, runtime; cho"),
+        (None, "nothing to plot: no run has a metric"),
+    ],
+)  # fmt: skip
+def test_a_plot_without_curves_says_so(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], row: dict[str, float] | None, told: str
+) -> None:
+    run = make_run("odd")
+    run.metrics.unlink(missing_ok=True)
+    if row:
+        append_line(run.metrics, row)
+    assert guarded(["plot", str(run.path)]) == 0
+    assert told in capsys.readouterr().out
 
 
 def test_curves_are_named_by_the_swept_values(
