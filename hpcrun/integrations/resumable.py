@@ -31,7 +31,7 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unsaved_state import UnsavedState
+from hpcrun.integrations.unsaved_state import UnsavedState, unsaved_weights
 from hpcrun.run.reports import report
 
 
@@ -165,6 +165,8 @@ class Resumable:
         self._unsaved = UnsavedState(saved, named["loader"].values())
         if not optimizers and not any(hasattr(one, "step") for one in others.values()):
             self._session.say(_BY_HAND)
+        if line := unsaved_weights(optimizers, models | self._schedulers | scalers | others):
+            self._session.say(line)
         self.steps = self._first = self._session.restore()
         self.notes = self._session.checkpointer.notes
         if self.steps:

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 import xxhash
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hpcrun.integrations.random_state import fingerprint
 
-_DEPTH, _ITEMS, _BYTES = 8, 40, 1 << 16
+_DEPTH, _ITEMS, _BYTES, _SAMPLED = 8, 40, 1 << 16, 8
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _VALUES = (bool, int, float, str, bytes, tuple, Tensor, np.ndarray, np.generic, *GENERATORS)
 
@@ -57,6 +58,19 @@ def _tensor(value: Tensor) -> Any:
     return tuple(value.shape), _array(content.numpy())
 
 
+def _samples(tensors: list[Tensor]) -> list[float]:
+    """Return some numbers of each tensor: a change through ``tensor.data`` leaves its version."""
+    found: dict[torch.device, list[Tensor]] = {}
+    for one in tensors:
+        local = one.detach()
+        local = local.to_local() if isinstance(local, DTensor) else local
+        if local.layout is torch.strided and local.numel() and local.device.type != "meta":
+            flat = local.reshape(-1)[:: max(1, local.numel() // _SAMPLED)][:_SAMPLED]
+            found.setdefault(local.device, []).append(flat.to(torch.float32))
+    # One transfer for each device.
+    return [number for parts in found.values() for number in torch.cat(parts).tolist()]
+
+
 def _array(value: "np.ndarray[Any, Any]") -> Any:
     if value.dtype.hasobject:
         return len(value.reshape(-1))
@@ -68,8 +82,7 @@ def _array(value: "np.ndarray[Any, Any]") -> Any:
 def _parts(value: Any) -> Iterable[Any]:
     """Return what the state of ``value`` consists of."""
     if isinstance(value, nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-        return [one._version for one in tensors]
+        return [_samples([*value.parameters(), *value.buffers()])]
     if isinstance(value, torch.optim.Optimizer):
         rates = [group.get("lr") for group in value.param_groups]
         moments = [one for state in value.state.values() for one in state.values()]

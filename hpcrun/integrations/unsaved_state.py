@@ -147,6 +147,38 @@ class UnsavedState:
         return found
 
 
+def unsaved_weights(optimizers: dict[str, Any], saved: dict[str, Any]) -> str:
+    """Return a line about tensors that an optimizer trains, and that no saved object has; empty without any.
+
+    Args:
+        optimizers: those of the training, by name.
+        saved: the other objects that checkpoints have, by name.
+    """
+    known: set[int] = set()
+    level = list(saved.values())
+    while level:
+        one = level.pop()
+        if isinstance(one, nn.Module):
+            known |= {id(tensor) for tensor in one.parameters()}
+        elif isinstance(one, Tensor):
+            known.add(id(one))
+        elif isinstance(one, dict):
+            level += one.values()
+        elif isinstance(one, list | tuple):
+            level += one
+        elif not _is_plain(one) and not isinstance(one, LRScheduler | torch.amp.GradScaler):
+            return ""  # its state may have the tensor
+    for name, optimizer in optimizers.items():
+        for group in getattr(optimizer, "param_groups", ()):
+            for tensor in group["params"]:
+                if id(tensor) not in known:
+                    return (
+                        f"{name} trains a tensor of shape {tuple(tensor.shape)} that is in no model=, so no "
+                        "checkpoint has it; pass it too: hpcrun.resumable(..., log_alpha=log_alpha)"
+                    )
+    return ""
+
+
 class _Look:
     """Search in variables; ``found`` has the objects that may carry state."""
 

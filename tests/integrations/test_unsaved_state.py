@@ -154,11 +154,7 @@ def a_second_network(folder):
     target = copy.deepcopy(given["model"])
     state = hpcrun.resumable(**given, folder=folder)
 
-    def follow():
-        with torch.no_grad():
-            target.weight.mul_(0.9)
-
-    steps(state, follow)
+    steps(state, lambda: target.weight.data.mul_(0.9))  # which leaves the tensor's version
 
 
 def a_schedule(folder):
@@ -190,6 +186,18 @@ def test_what_a_loop_carries_gets_a_line(program, tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
     assert re.search(CARRIED[program], lines[0]), lines
+
+
+@forked
+def test_a_trained_tensor_in_no_model_gets_a_line(tmp_path, capsys):
+    given, alpha = parts(), torch.zeros(3, requires_grad=True)
+    given["optimizer"] = [given["optimizer"], torch.optim.SGD([alpha], lr=0.1)]
+    for folder, others in (("a", {}), ("b", {"alpha": alpha}), ("c", {"own": {"x": [alpha]}})):
+        hpcrun.resumable(**given, **others, folder=tmp_path / folder)
+        printed = capsys.readouterr().err
+        assert ("optimizer.1 trains a tensor of shape (3,) that is in no" in printed) == (
+            not others
+        )
 
 
 class Trainer:
