@@ -8,6 +8,8 @@ The files of a site and a profile are the lowest layers, below config files and 
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +39,11 @@ class Layer:
     where: Mapping[str, str] = field(default_factory=dict)
 
 
-def file_layer(path: str | Path, name: str | None = None) -> Layer:
+def file_layer(path: str | Path, name: str | None = None, content: bytes | None = None) -> Layer:
     """Read the YAML or JSON file ``path``; an empty file is an empty layer.
 
     The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
-    ``name``: its name in messages, if not its path.
+    ``name``: its name in messages, if not its path. ``content``: its bytes, if the caller has read it.
 
     Raises:
         ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
@@ -51,7 +53,7 @@ def file_layer(path: str | Path, name: str | None = None) -> Layer:
     shown = name or _shown(path)
     if path.suffix.lower() not in _SUFFIXES:
         _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
-    text = _read(path, shown)
+    text = _text(_read(path, shown) if content is None else content, shown)
     read = read_json if path.suffix.lower() == ".json" else read_yaml
     values, where = read(text, lambda line: f"{shown}:{line}")
     if values is None:
@@ -213,16 +215,24 @@ def _override(override: str, place: str) -> Layer:
     return Layer(_single(path, value, place).values, where | {dotted: place})
 
 
-def _read(path: Path, shown: str) -> str:
+def _read(path: Path, shown: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        # Otherwise the open of a FIFO waits for its writer.
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _refuse(shown, "is a pipe or a device, not a file; give a YAML or JSON file")
+            return file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         _refuse(shown, f"no such file{_nearest_file(path)}")
     except IsADirectoryError:
         _refuse(shown, "is a directory; give a YAML or JSON file in it")
     except OSError as error:
         _refuse(shown, f"cannot be read: {error.strerror}")
+
+
+def _text(data: bytes, shown: str) -> str:
     if len(data) > _MOST_BYTES:
         _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
     try:

@@ -55,17 +55,22 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(path: str | Path, report: Callable[[str], None] | None = None) -> Config:
+def load_resolved(
+    path: str | Path,
+    report: Callable[[str], None] | None = None,
+    content: bytes | None = None,
+) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
     Args:
         report: gets a line if the file has keys of an earlier version, which are ignored.
+        content: the bytes of the file, if the caller has read it.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
             for something that this version does not have.
     """
-    layer = file_layer(path)
+    layer = file_layer(path, content=content)
     values, ignored, refused = without_removed(layer.values)
     if refused:
         remedy = "continue with the version of hpcrun that began the run, or start another run"

@@ -67,6 +67,7 @@ _NAMES = frozenset(
         "HPCRUN_JOB_NAME",
         "HPCRUN_FORK_SERVER",
         "HPCRUN_MEMORY_KEEPER",
+        "HPCRUN_SUBMITTED",
     }
 )
 # If two variables have the same key, the later wins, as in sbatch.
