@@ -10,14 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcrun.config.fields import TYPED_GPUS
 from hpcrun.config.problems import ConfigError, Problem, printable
-from hpcrun.config.reader import read_json, read_yaml
+from hpcrun.config.reader import DEEPEST, TOO_DEEP, read_json, read_yaml
 from hpcrun.config.shape import kind_at
 
 COMMAND_LINE = "command line"
@@ -158,6 +158,8 @@ def _merge(
     places: Mapping[str, str],
     path: tuple[str, ...],
 ) -> None:
+    if len(path) > DEEPEST:
+        _refuse(places.get(".".join(path), DEFAULTS), TOO_DEEP, ".".join(path))
     for key, value in added.items():
         below = (*path, key)
         dotted = ".".join(below)
@@ -169,13 +171,25 @@ def _merge(
             _place(dotted, where, places)
             _merge(values[key], value, where, places, below)
             continue
-        for old in [given for given in where if given.startswith(f"{dotted}.")]:
-            del where[old]
+        # Only for these: the search of all keys for each key would take minutes for thousands of keys.
+        if isinstance(values.get(key), dict | list):
+            for old in [given for given in where if given.startswith(f"{dotted}.")]:
+                del where[old]
         values[key] = value
         _place(dotted, where, places)
         if isinstance(value, list):
-            for given in [given for given in places if given.startswith(f"{dotted}.")]:
+            for given in _keys_in(value, dotted):
                 _place(given, where, places)
+
+
+def _keys_in(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted key of each value in a list or mapping with this key."""
+    items = enumerate(value) if isinstance(value, list) else value.items()
+    for step, item in items:
+        below = f"{key}.{step}"
+        yield below
+        if isinstance(item, list | dict):
+            yield from _keys_in(item, below)
 
 
 def _place(key: str, where: dict[str, str], places: Mapping[str, str]) -> None:
@@ -197,6 +211,8 @@ def _override(override: str, place: str) -> Layer:
     dotted = ".".join(path)
     if not equals:
         _refuse(place, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
+    if len(path) > DEEPEST:
+        _refuse(place, TOO_DEEP, dotted)
     if not all(path):
         _refuse(place, "has no key before =; write KEY=VALUE, such as seed=1", override)
     if kind_at(path) == "text":

@@ -13,6 +13,9 @@ from pydantic_core import ErrorDetails
 from hpcrun.errors import UserError
 
 _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
+_LONGEST_KEY = 200
+MOST_SHOWN = 40
+"""Problems of which a message has a line; it counts the others."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +33,28 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(printable(part) for part in (self.place, self.key, self.text) if part)
+        key = self.key if len(self.key) <= _LONGEST_KEY else f"{self.key[:_LONGEST_KEY]}…"
+        return ": ".join(printable(part) for part in (self.place, key, self.text) if part)
 
 
 class ConfigError(UserError):
-    """A config that cannot be used; the text has one line for each problem.
+    """A config that cannot be used; the text has one line for each problem, up to ``MOST_SHOWN``.
 
     Attributes:
         problems: the problems.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Iterable[Problem], more: int = 0) -> None:
+        """Collect the problems; ``more``: the number of further problems."""
+        self.problems, self._more = tuple(problems), more
         super().__init__("\n".join(self.lines))
 
     @property
     def lines(self) -> list[str]:
-        """Text of `problems`, one line each."""
-        return [str(problem) for problem in self.problems]
+        """Text of `problems`, one line each, and the number of further problems."""
+        shown = [str(problem) for problem in self.problems[:MOST_SHOWN]]
+        more = self._more + len(self.problems) - len(shown)
+        return [*shown, f"and {more} further problems; correct these first"] if more else shown
 
 
 def printable(text: str) -> str:
@@ -115,12 +122,17 @@ _LIMITS = {
 }
 
 
+def key_of(error: ErrorDetails) -> str:
+    """Return the dotted key of a pydantic error."""
+    return ".".join(str(part) for part in error["loc"] if part != "[key]")
+
+
 def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     """Return the dotted key of a pydantic error, and a description of the error.
 
     `known` holds all valid dotted keys; the nearest key is suggested.
     """
-    key = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    key = key_of(error)
     kind = error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
     value = value_text(error["input"])
