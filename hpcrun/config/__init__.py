@@ -38,7 +38,14 @@ from hpcrun.config.training import (
     Train,
     Watch,
 )
-from hpcrun.config.writer import json_schema, masked, masked_values, masked_words, to_yaml
+from hpcrun.config.writer import (
+    hidden_values,
+    json_schema,
+    masked,
+    masked_values,
+    masked_words,
+    to_yaml,
+)
 
 __all__ = [
     "FSDP",
@@ -61,6 +68,7 @@ __all__ = [
     "differing",
     "file_layer",
     "flag_layer",
+    "hidden_values",
     "idle_lines",
     "json_schema",
     "lengths_left",

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcrun.config.fields import TYPED_GPUS
-from hpcrun.config.problems import ConfigError, Problem, printable
+from hpcrun.config.problems import (
+    MASK,
+    ConfigError,
+    Problem,
+    is_secret,
+    printable,
+    value_text,
+)
 from hpcrun.config.reader import DEEPEST, TOO_DEEP, read_json, read_yaml
 from hpcrun.config.shape import kind_at
 
@@ -163,18 +170,27 @@ def _merge(
     for key, value in added.items():
         below = (*path, key)
         dotted = ".".join(below)
-        if value is None and kind_at(below) in ("section", "mapping", "list"):
+        kind = kind_at(below)
+        if value is None and kind in ("section", "mapping", "list"):
             continue
         if isinstance(value, Mapping):
-            if not isinstance(values.get(key), dict):
+            if not isinstance(old := values.get(key), dict):
+                if kind == "section" and key in values:
+                    # Otherwise the section's flag replaces the value without a word.
+                    shown = MASK if is_secret(dotted) else value_text(old)
+                    _refuse(
+                        where.get(dotted, DEFAULTS),
+                        f"should be keys and values, not {shown}",
+                        dotted,
+                    )
                 values[key] = {}
             _place(dotted, where, places)
             _merge(values[key], value, where, places, below)
             continue
         # Only for these: the search of all keys for each key would take minutes for thousands of keys.
         if isinstance(values.get(key), dict | list):
-            for old in [given for given in where if given.startswith(f"{dotted}.")]:
-                del where[old]
+            for gone in [given for given in where if given.startswith(f"{dotted}.")]:
+                del where[gone]
         values[key] = value
         _place(dotted, where, places)
         if isinstance(value, list):
@@ -210,11 +226,18 @@ def _override(override: str, place: str) -> Layer:
     path = tuple(part.strip() for part in key.split("."))
     dotted = ".".join(path)
     if not equals:
-        _refuse(place, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
+        example = "job.env.NAME" if is_secret(dotted) else dotted or "seed"
+        # Without =, the key may have the value in it.
+        shown = "job.env" if dotted.startswith("job.env.") else key
+        _refuse(place, f"write an override as KEY=VALUE, such as {example}=1", shown)
     if len(path) > DEEPEST:
         _refuse(place, TOO_DEEP, dotted)
     if not all(path):
-        _refuse(place, "has no key before =; write KEY=VALUE, such as seed=1", override)
+        _refuse(
+            place,
+            "has no key before =; write KEY=VALUE, such as seed=1",
+            f"{key}=" if key else override,
+        )
     if kind_at(path) == "text":
         return _single(path, None if text == "null" else text, place)
     try:

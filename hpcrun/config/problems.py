@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +34,30 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        key = self.key if len(self.key) <= _LONGEST_KEY else f"{self.key[:_LONGEST_KEY]}…"
+        key = shown_key(self.key)
+        key = key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"
         return ": ".join(printable(part) for part in (self.place, key, self.text) if part)
+
+
+MASK = "***"
+"""The text in place of a secret."""
+_VARIABLES = "job.env."
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Form of the name of an environment variable."""
+
+
+def is_secret(key: str) -> bool:
+    """Return True if the value at this key, or a part of it, may be a token."""
+    return key in ("job", "job.env", "watch", "watch.notify") or key.startswith(_VARIABLES)
+
+
+def shown_key(key: str) -> str:
+    """Return the key for a message; of a variable of the job only the name, without a value in it."""
+    if not key.startswith(_VARIABLES):
+        return key
+    given = key.removeprefix(_VARIABLES).partition(".")[0]
+    name = re.split(r"[^A-Za-z0-9_-]", given, maxsplit=1)[0]
+    return _VARIABLES + (name if name == given else f"{name}{MASK}")
 
 
 class ConfigError(UserError):
@@ -135,13 +158,15 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     key = key_of(error)
     kind = error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
-    value = value_text(error["input"])
+    secret = is_secret(key)
+    value = MASK if secret else value_text(error["input"])
     if kind == "extra_forbidden":
         return key, unknown(key, known)
     if kind == "missing":
         return key, "is missing"
     if kind == "value_error":
-        return key, str(context["error"])
+        text = str(context["error"])
+        return key, text.partition(": ")[0] if secret and key.startswith(_VARIABLES) else text
     if error["input"] is None:
         return key, "may not be null; give it a value or omit the key"
     if kind == "literal_error":

@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hpcrun.config.problems import ConfigError, Problem, printable, value_text
+from hpcrun.config.problems import (
+    MASK,
+    ConfigError,
+    Problem,
+    is_secret,
+    printable,
+    value_text,
+)
 from hpcrun.config.shape import kind_at
 
 _TAG = "tag:yaml.org,2002:"
@@ -122,6 +129,8 @@ def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, st
 def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> NoReturn:
     mark = error.problem_mark or error.context_mark
     reason = error.problem or error.context or "cannot be read"
+    # The name of an alias, a tag or an anchor: a token that begins with *, ! or & needs quotes.
+    reason = re.sub(r" '(?!<)[^']{3,}'", "", reason)
     if "'\\t'" in reason:
         reason = "a tab in the indentation; indent with spaces"
     elif reason.startswith("mapping values are not allowed"):
@@ -160,7 +169,7 @@ class _Walk:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
-        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+        return self._refuse_tag(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -197,8 +206,15 @@ class _Walk:
             if kind == "float":
                 return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
-            return self._refuse(node, path, f"{value_text(node.value)} is not a valid {kind}")
-        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+            shown = MASK if is_secret(".".join(path)) else value_text(node.value)
+            return self._refuse(node, path, f"{shown} is not a valid {kind}")
+        return self._refuse_tag(node, path)
+
+    def _refuse_tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
+        shown = MASK if is_secret(".".join(path)) else printable(node.tag)
+        self._refuse(
+            node, path, f"the tag {shown} has no meaning here; quote text that begins with !"
+        )
 
     def _text(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> str:
         # JSON writes a character above 16 bits as two escapes, which PyYAML does not combine.

@@ -36,6 +36,7 @@ from hpcrun.slurm.local.job_files import (
     is_withdrawn,
     job_environment,
     own_status,
+    private,
     released,
     step_environment,
     write_status,
@@ -153,7 +154,7 @@ class LocalAttempt:
         yield "tasks"
 
     def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
-        with open(path, "ab", opener=_private) as log:
+        with open(path, "ab", opener=private) as log:
             process = subprocess.Popen(
                 command,
                 env=self.environ | step_environment(self._request, rank),
@@ -416,10 +417,6 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         tell(request, final, restart)
         say(f"job {request.job_id}: {final}")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def start_controller(request: JobRequest) -> "subprocess.Popen[bytes]":
 
 def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
     """Start a module of this package with ``file``, as a process that outlives this one."""
-    with log_file.open("ab") as log:
+    with open(log_file, "ab", opener=private) as log:
         return subprocess.Popen(
             [sys.executable, "-m", f"hpcrun.slurm.local.{module}", str(file)],
             env=scrub(os.environ),
@@ -152,6 +152,11 @@ def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[
             stderr=log,
             start_new_session=True,
         )
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file, as the ``opener`` of open(), that only this user can read."""
+    return os.open(path, flags, 0o600)
 
 
 def release(process: "subprocess.Popen[bytes]") -> None:
