@@ -37,6 +37,10 @@ def main() -> None:
 
 def _value(calls: Path, number: int) -> Any:
     with calls.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_uid != os.geteuid():
+            raise PermissionError(
+                f"{calls}: belongs to another user, and its call would run as you"
+            )
         # The function may need the path, which comes first.
         sys.path += [folder for folder in pickle.load(stream) if folder not in sys.path]
         function, arguments = pickle.load(stream)

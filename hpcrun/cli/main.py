@@ -78,7 +78,8 @@ class Parser(argparse.ArgumentParser):
             option = unknown.split("=")[0].split()[0]
             what = "no such option" if option.startswith("-") else "one argument too many"
             message = f"{option}: {what}{_near(option, known)}"
-        say_aside(f"{self.prog}: {message.removeprefix('argument ')} (see {self.prog} --help)")
+        text = _hidden(message.removeprefix("argument "), sys.argv[1:])
+        say_aside(f"{self.prog}: {text} (see {self.prog} --help)")
         self.exit(2)
 
 
@@ -97,7 +98,7 @@ def guarded(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        return print_refusal(*error.lines)
+        return print_refusal(*(_hidden(line, arguments) for line in error.lines))
     except KeyboardInterrupt as interrupt:
         say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
         return _INTERRUPTED
@@ -113,6 +114,15 @@ def guarded(arguments: Sequence[str]) -> int:
         except OSError:
             _drop_output()
         return print_refusal(_in_a_line(error))
+
+
+def _hidden(text: str, arguments: Sequence[str]) -> str:
+    """Return a line without the values of `job.env` among ``arguments``."""
+    if not any("env" in word or word.startswith(("job", "watch", "notify")) for word in arguments):
+        return text
+    from hpcrun.config import hidden_values
+
+    return hidden_values(arguments, text)
 
 
 def _drop_output() -> None:
@@ -238,7 +248,7 @@ def _show_traceback(
     """Print an unexpected error; its text may contain control characters."""
     import traceback
 
-    text = "".join(traceback.format_exception(kind, error, trace))
+    text = _hidden("".join(traceback.format_exception(kind, error, trace)), sys.argv[1:])
     say_aside(*text.rstrip("\n").split("\n"))
 
 

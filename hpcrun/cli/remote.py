@@ -3,6 +3,7 @@
 The other host keeps all state. A submission first copies the code there, with rsync.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -140,8 +141,11 @@ def _socket_folder() -> Path:
     """Return a folder that only this user may enter."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     # The folder is gone after `su`, and ssh without a socket ends.
-    if os.access(runtime, os.W_OK | os.X_OK):
-        return Path(runtime)
+    with contextlib.suppress(OSError):
+        status = os.stat(runtime)  # noqa: PTH116  (no folder if the variable is empty)
+        # ssh talks to any program that has made the socket.
+        if status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+            return Path(runtime)
     folder = Path.home() / ".ssh"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

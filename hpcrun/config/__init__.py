@@ -39,6 +39,7 @@ from hpcrun.config.training import (
     Watch,
 )
 from hpcrun.config.writer import (
+    hidden_values,
     json_schema,
     masked,
     masked_values,
@@ -68,6 +69,7 @@ __all__ = [
     "differing",
     "file_layer",
     "flag_layer",
+    "hidden_values",
     "idle_lines",
     "json_schema",
     "lengths_left",

@@ -22,11 +22,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from hpcrun.config.problems import value_text
+from hpcrun.config.problems import ENV_NAME, MASK, value_text
 from hpcrun.config.slurm_options import joined_words
 
-MASK = "***"
-"""The text in place of a secret."""
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
 _NAME_BYTES = 200  # a folder name may have 255 bytes; hpcrun appends suffixes
@@ -34,7 +32,6 @@ _MAX = 10**12  # of steps, samples or seconds; more is a typing error
 _MAX_NODES = 10**6  # more is a typing error
 _ONE_COUNT = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _COUNTS = re.compile(r"([0-9]{1,18}) *- *([0-9]{1,18})", re.ASCII)
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 _MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
 TYPED_GPUS = re.compile(
@@ -169,7 +166,7 @@ def _check_option(option: str) -> str:
 
 
 def _check_env_name(name: str) -> str:
-    if not _ENV_NAME.fullmatch(name):
+    if not ENV_NAME.fullmatch(name):
         raise ValueError(
             "is not a valid name of an environment variable; use letters, digits and _, no digit first"
         )

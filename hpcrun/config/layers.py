@@ -8,14 +8,23 @@ The files of a site and a profile are the lowest layers, below config files and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcrun.config.fields import TYPED_GPUS
-from hpcrun.config.problems import ConfigError, Problem, printable
-from hpcrun.config.reader import read_json, read_yaml
+from hpcrun.config.problems import (
+    MASK,
+    ConfigError,
+    Problem,
+    is_secret,
+    printable,
+    value_text,
+)
+from hpcrun.config.reader import DEEPEST, TOO_DEEP, read_json, read_yaml
 from hpcrun.config.shape import kind_at
 
 COMMAND_LINE = "command line"
@@ -37,11 +46,11 @@ class Layer:
     where: Mapping[str, str] = field(default_factory=dict)
 
 
-def file_layer(path: str | Path, name: str | None = None) -> Layer:
+def file_layer(path: str | Path, name: str | None = None, content: bytes | None = None) -> Layer:
     """Read the YAML or JSON file ``path``; an empty file is an empty layer.
 
     The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
-    ``name``: its name in messages, if not its path.
+    ``name``: its name in messages, if not its path. ``content``: its bytes, if the caller has read it.
 
     Raises:
         ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
@@ -51,7 +60,7 @@ def file_layer(path: str | Path, name: str | None = None) -> Layer:
     shown = name or _shown(path)
     if path.suffix.lower() not in _SUFFIXES:
         _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
-    text = _read(path, shown)
+    text = _text(_read(path, shown) if content is None else content, shown)
     read = read_json if path.suffix.lower() == ".json" else read_yaml
     values, where = read(text, lambda line: f"{shown}:{line}")
     if values is None:
@@ -156,24 +165,47 @@ def _merge(
     places: Mapping[str, str],
     path: tuple[str, ...],
 ) -> None:
+    if len(path) > DEEPEST:
+        _refuse(places.get(".".join(path), DEFAULTS), TOO_DEEP, ".".join(path))
     for key, value in added.items():
         below = (*path, key)
         dotted = ".".join(below)
-        if value is None and kind_at(below) in ("section", "mapping", "list"):
+        kind = kind_at(below)
+        if value is None and kind in ("section", "mapping", "list"):
             continue
         if isinstance(value, Mapping):
-            if not isinstance(values.get(key), dict):
+            if not isinstance(old := values.get(key), dict):
+                if kind == "section" and key in values:
+                    # Otherwise the section's flag replaces the value without a word.
+                    shown = MASK if is_secret(dotted) else value_text(old)
+                    _refuse(
+                        where.get(dotted, DEFAULTS),
+                        f"should be keys and values, not {shown}",
+                        dotted,
+                    )
                 values[key] = {}
             _place(dotted, where, places)
             _merge(values[key], value, where, places, below)
             continue
-        for old in [given for given in where if given.startswith(f"{dotted}.")]:
-            del where[old]
+        # Only for these: the search of all keys for each key would take minutes for thousands of keys.
+        if isinstance(values.get(key), dict | list):
+            for gone in [given for given in where if given.startswith(f"{dotted}.")]:
+                del where[gone]
         values[key] = value
         _place(dotted, where, places)
         if isinstance(value, list):
-            for given in [given for given in places if given.startswith(f"{dotted}.")]:
+            for given in _keys_in(value, dotted):
                 _place(given, where, places)
+
+
+def _keys_in(value: Any, key: str) -> Iterator[str]:
+    """Yield the dotted key of each value in a list or mapping with this key."""
+    items = enumerate(value) if isinstance(value, list) else value.items()
+    for step, item in items:
+        below = f"{key}.{step}"
+        yield below
+        if isinstance(item, list | dict):
+            yield from _keys_in(item, below)
 
 
 def _place(key: str, where: dict[str, str], places: Mapping[str, str]) -> None:
@@ -194,9 +226,18 @@ def _override(override: str, place: str) -> Layer:
     path = tuple(part.strip() for part in key.split("."))
     dotted = ".".join(path)
     if not equals:
-        _refuse(place, f"write an override as KEY=VALUE, such as {dotted or 'seed'}=1", key)
+        example = "job.env.NAME" if is_secret(dotted) else dotted or "seed"
+        # Without =, the key may have the value in it.
+        shown = "job.env" if dotted.startswith("job.env.") else key
+        _refuse(place, f"write an override as KEY=VALUE, such as {example}=1", shown)
+    if len(path) > DEEPEST:
+        _refuse(place, TOO_DEEP, dotted)
     if not all(path):
-        _refuse(place, "has no key before =; write KEY=VALUE, such as seed=1", override)
+        _refuse(
+            place,
+            "has no key before =; write KEY=VALUE, such as seed=1",
+            f"{key}=" if key else override,
+        )
     if kind_at(path) == "text":
         return _single(path, None if text == "null" else text, place)
     try:
@@ -213,16 +254,24 @@ def _override(override: str, place: str) -> Layer:
     return Layer(_single(path, value, place).values, where | {dotted: place})
 
 
-def _read(path: Path, shown: str) -> str:
+def _read(path: Path, shown: str) -> bytes:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+        # Otherwise the open of a FIFO waits for its writer.
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                _refuse(shown, "is a pipe or a device, not a file; give a YAML or JSON file")
+            return file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         _refuse(shown, f"no such file{_nearest_file(path)}")
     except IsADirectoryError:
         _refuse(shown, "is a directory; give a YAML or JSON file in it")
     except OSError as error:
         _refuse(shown, f"cannot be read: {error.strerror}")
+
+
+def _text(data: bytes, shown: str) -> str:
     if len(data) > _MOST_BYTES:
         _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ from pydantic_core import ErrorDetails
 from hpcrun.errors import UserError
 
 _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
+_LONGEST_KEY = 200
+MOST_SHOWN = 40
+"""Problems of which a message has a line; it counts the others."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +34,50 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(printable(part) for part in (self.place, self.key, self.text) if part)
+        key = shown_key(self.key)
+        key = key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…"
+        return ": ".join(printable(part) for part in (self.place, key, self.text) if part)
+
+
+MASK = "***"
+"""The text in place of a secret."""
+_VARIABLES = "job.env."
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Form of the name of an environment variable."""
+
+
+def is_secret(key: str) -> bool:
+    """Return True if the value at this key, or a part of it, may be a token."""
+    return key in ("job", "job.env", "watch", "watch.notify") or key.startswith(_VARIABLES)
+
+
+def shown_key(key: str) -> str:
+    """Return the key for a message; of a variable of the job only the name, without a value in it."""
+    if not key.startswith(_VARIABLES):
+        return key
+    given = key.removeprefix(_VARIABLES).partition(".")[0]
+    name = re.split(r"[^A-Za-z0-9_-]", given, maxsplit=1)[0]
+    return _VARIABLES + (name if name == given else f"{name}{MASK}")
 
 
 class ConfigError(UserError):
-    """A config that cannot be used; the text has one line for each problem.
+    """A config that cannot be used; the text has one line for each problem, up to ``MOST_SHOWN``.
 
     Attributes:
         problems: the problems.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: Iterable[Problem], more: int = 0) -> None:
+        """Collect the problems; ``more``: the number of further problems."""
+        self.problems, self._more = tuple(problems), more
         super().__init__("\n".join(self.lines))
 
     @property
     def lines(self) -> list[str]:
-        """Text of `problems`, one line each."""
-        return [str(problem) for problem in self.problems]
+        """Text of `problems`, one line each, and the number of further problems."""
+        shown = [str(problem) for problem in self.problems[:MOST_SHOWN]]
+        more = self._more + len(self.problems) - len(shown)
+        return [*shown, f"and {more} further problems; correct these first"] if more else shown
 
 
 def printable(text: str) -> str:
@@ -115,21 +145,28 @@ _LIMITS = {
 }
 
 
+def key_of(error: ErrorDetails) -> str:
+    """Return the dotted key of a pydantic error."""
+    return ".".join(str(part) for part in error["loc"] if part != "[key]")
+
+
 def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     """Return the dotted key of a pydantic error, and a description of the error.
 
     `known` holds all valid dotted keys; the nearest key is suggested.
     """
-    key = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    key = key_of(error)
     kind = error["type"]
     context: Mapping[str, Any] = error.get("ctx", {})
-    value = value_text(error["input"])
+    secret = is_secret(key)
+    value = MASK if secret else value_text(error["input"])
     if kind == "extra_forbidden":
         return key, unknown(key, known)
     if kind == "missing":
         return key, "is missing"
     if kind == "value_error":
-        return key, str(context["error"])
+        text = str(context["error"])
+        return key, text.partition(": ")[0] if secret and key.startswith(_VARIABLES) else text
     if error["input"] is None:
         return key, "may not be null; give it a value or omit the key"
     if kind == "literal_error":

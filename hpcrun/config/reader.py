@@ -12,7 +12,14 @@ from typing import Any, NoReturn
 
 import yaml
 
-from hpcrun.config.problems import ConfigError, Problem, printable, value_text
+from hpcrun.config.problems import (
+    MASK,
+    ConfigError,
+    Problem,
+    is_secret,
+    printable,
+    value_text,
+)
 from hpcrun.config.shape import kind_at
 
 _TAG = "tag:yaml.org,2002:"
@@ -34,8 +41,27 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML fills it by subclass)
 
 
+if yaml.__with_libyaml__:
+
+    class _FastLoader(yaml.CSafeLoader):
+        """libyaml's parser, eight times as fast, with the scalars of YAML 1.2."""
+
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML fills it by subclass)
+
+    _FAST: type[yaml.CSafeLoader] | None = _FastLoader
+else:
+    _FAST = None
+
 for _name, _pattern in SCALARS.items():
-    _Loader.add_implicit_resolver(_TAG + _name, _pattern, None)
+    for _reader in filter(None, (_Loader, _FAST)):
+        _reader.add_implicit_resolver(_TAG + _name, _pattern, None)
+
+DEEPEST = 100
+"""Levels of nesting in a config."""
+TOO_DEEP = "is nested too deeply for a config"
+_LONG = 1 << 14
+_MOST_VALUES = 100_000
+TOO_MANY = f"has more than {_MOST_VALUES} values; an alias (*name) repeats all that it names"
 
 
 def read_yaml(
@@ -49,7 +75,7 @@ def read_yaml(
         ConfigError: the text is not valid YAML, or gives a key twice.
     """
     try:
-        node = _Loader(text).get_single_node()
+        node = _composed(text, place)
         walk = _Walk(place)
         value = None if node is None else walk.value(node, path)
     except yaml.MarkedYAMLError as error:
@@ -66,10 +92,32 @@ def read_yaml(
             ]
         ) from None
     except RecursionError:
-        raise ConfigError([Problem(place(1), "", "is nested too deeply for a config")]) from None
+        raise ConfigError([Problem(place(1), "", TOO_DEEP)]) from None
     if walk.problems:
         raise ConfigError(problem for _, problem in sorted(walk.problems, key=lambda it: it[0]))
     return value, walk.where
+
+
+def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
+    """Return the top node of a YAML text; raises YAMLError.
+
+    A long text is first read without recursion: libyaml's composer has no limit for nesting, and crashes.
+    """
+    if len(text) > _LONG and _FAST is not None:
+        depth = 0
+        try:
+            for number, event in enumerate(yaml.parse(text, Loader=_FAST)):
+                if number > 3 * _MOST_VALUES:
+                    raise ConfigError([Problem(place(1), "", TOO_MANY)])
+                depth += isinstance(event, yaml.CollectionStartEvent)
+                depth -= isinstance(event, yaml.CollectionEndEvent)
+                if depth > DEEPEST:
+                    raise ConfigError([Problem(place(event.start_mark.line + 1), "", TOO_DEEP)])
+            return _FAST(text).get_single_node()
+        except yaml.YAMLError:
+            # PyYAML's own parser reports it in the same words as for a short text.
+            pass
+    return _Loader(text).get_single_node()
 
 
 def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
@@ -81,6 +129,8 @@ def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, st
 def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> NoReturn:
     mark = error.problem_mark or error.context_mark
     reason = error.problem or error.context or "cannot be read"
+    # The name of an alias, a tag or an anchor: a token that begins with *, ! or & needs quotes.
+    reason = re.sub(r" '(?!<)[^']{3,}'", "", reason)
     if "'\\t'" in reason:
         reason = "a tab in the indentation; indent with spaces"
     elif reason.startswith("mapping values are not allowed"):
@@ -98,9 +148,19 @@ class _Walk:
         self.place = place
         self.where: dict[str, str] = {}
         self.problems: list[tuple[int, Problem]] = []
+        self._values = 0
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
-        """Return the plain value of the node at a path of keys."""
+        """Return the plain value of the node at a path of keys.
+
+        Raises:
+            ConfigError: the text has too many values, of which aliases repeat some, or too many levels.
+        """
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            raise ConfigError([Problem(self.place(node.start_mark.line + 1), "", TOO_MANY)])
+        if len(path) > DEEPEST:
+            raise ConfigError([Problem(self.place(node.start_mark.line + 1), "", TOO_DEEP)])
         if path:
             self.where.setdefault(".".join(path), self.place(node.start_mark.line + 1))
         if isinstance(node, yaml.ScalarNode):
@@ -109,7 +169,7 @@ class _Walk:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
-        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+        return self._refuse_tag(node, path)
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -146,8 +206,15 @@ class _Walk:
             if kind == "float":
                 return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
-            return self._refuse(node, path, f"{value_text(node.value)} is not a valid {kind}")
-        return self._refuse(node, path, f"the tag {printable(node.tag)} has no meaning here")
+            shown = MASK if is_secret(".".join(path)) else value_text(node.value)
+            return self._refuse(node, path, f"{shown} is not a valid {kind}")
+        return self._refuse_tag(node, path)
+
+    def _refuse_tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
+        shown = MASK if is_secret(".".join(path)) else printable(node.tag)
+        self._refuse(
+            node, path, f"the tag {shown} has no meaning here; quote text that begins with !"
+        )
 
     def _text(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> str:
         # JSON writes a character above 16 bits as two escapes, which PyYAML does not combine.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
-from hpcrun.config.problems import ConfigError, Problem, unknown, value_text, words
+from hpcrun.config.problems import (
+    MOST_SHOWN,
+    ConfigError,
+    Problem,
+    key_of,
+    unknown,
+    value_text,
+    words,
+)
 from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
 from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
@@ -31,22 +39,34 @@ def resolve(layers: Iterable[Layer]) -> Config:
     try:
         config = Config.model_validate(merged.values)
     except ValidationError as error:
-        known = list(known_keys(Config))
-        found = [([key], text) for key, text in (words(it, known) for it in error.errors())]
+        known, errors = list(known_keys(Config)), error.errors()
+        # The search for a similar key takes milliseconds for each key.
+        given = [(_first_given([key_of(it)], merged.where), it) for it in errors]
+        given.sort(key=_in_order(merged.where))
+        shown = [(place, *words(it, known)) for place, it in given[:MOST_SHOWN]]
+        more = len(given) - len(shown)
     else:
         found = list(contradictions(config))
         if not found:
             return config
-    order = {key: number for number, key in enumerate(merged.where)}
-    problems = []
-    for keys, text in found:
-        # If several keys contradict each other, report the place of the first given key, or of a section.
-        exact = [key for key in keys if key in merged.where]
-        around = filter(None, (given_key(key, merged.where) for key in keys))
-        given = next(iter([*exact, *around]), "")
-        place = merged.where.get(given, DEFAULTS)
-        problems.append((order.get(given, len(order)), Problem(place, keys[0], text)))
-    raise ConfigError((it for _, it in sorted(problems, key=lambda it: it[0])))
+        of_keys = [(_first_given(keys, merged.where), (keys[0], text)) for keys, text in found]
+        of_keys.sort(key=_in_order(merged.where))
+        shown, more = [(place, *one) for place, one in of_keys], 0
+    raise ConfigError(
+        [Problem(merged.where.get(key, DEFAULTS), *rest) for key, *rest in shown], more
+    )
+
+
+def _first_given(keys: Sequence[str], where: Mapping[str, str]) -> str:
+    """Return the key whose place is reported: the first given key, or else a section of one; or ""."""
+    exact = (key for key in keys if key in where)
+    around = filter(None, (given_key(key, where) for key in keys))
+    return next(exact, None) or next(around, "")
+
+
+def _in_order(where: Mapping[str, str]) -> Callable[[tuple[str, Any]], int]:
+    order = {key: number for number, key in enumerate(where)}
+    return lambda found: order.get(found[0], len(order))
 
 
 def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
@@ -55,17 +75,22 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(path: str | Path, report: Callable[[str], None] | None = None) -> Config:
+def load_resolved(
+    path: str | Path,
+    report: Callable[[str], None] | None = None,
+    content: bytes | None = None,
+) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
     Args:
         report: gets a line if the file has keys of an earlier version, which are ignored.
+        content: the bytes of the file, if the caller has read it.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
             for something that this version does not have.
     """
-    layer = file_layer(path)
+    layer = file_layer(path, content=content)
     values, ignored, refused = without_removed(layer.values)
     if refused:
         remedy = "continue with the version of hpcrun that began the run, or start another run"
@@ -95,17 +120,19 @@ def with_task_options(
     """
     sections: tuple[ModelOptions, DataOptions] = (config.model, config.data)
     problems: list[Problem] = []
+    more = 0
     update: dict[str, Section] = {}
     for name, model, section in zip(("model", "data"), options, sections, strict=True):
-        found, checked = _check(model, section.own, name, where)
+        found, further, checked = _check(model, section.own, name, where)
         problems += found
+        more += further
         # The keys of hpcrun come last: a task cannot give them another default.
         # All values are checked by now: a second check would build validators for it.
         update[name] = type(section).model_construct(
             **checked | section.model_dump(exclude=set(section.own))
         )
     if problems:
-        raise ConfigError(sorted(problems, key=_line_order))
+        raise ConfigError(sorted(problems, key=_line_order), more)
     return config.model_copy(update=update)
 
 
@@ -114,7 +141,9 @@ def _check(
     values: Mapping[str, Any],
     prefix: str,
     where: Callable[[str], str],
-) -> tuple[list[Problem], dict[str, Any]]:
+) -> tuple[list[Problem], int, dict[str, Any]]:
+    """Return the first problems, the number of further problems, and the checked values."""
+    more = 0
     known = list(dict.fromkeys([*known_keys(model, prefix), *known_keys(Config)]))
     found: list[tuple[str, str]] = []
     checked: dict[str, Any] = {}
@@ -122,14 +151,17 @@ def _check(
         fields = model.model_fields.items()
         names = {name for field, info in fields for name in (field, getattr(info, "alias", field))}
         extra = [f"{prefix}.{key}" for key in values if key not in names]
-        found += [(key, unknown(key, known)) for key in extra]
+        found += [(key, unknown(key, known)) for key in extra[:MOST_SHOWN]]
+        more += max(0, len(extra) - MOST_SHOWN)
     try:
         checked = model.model_validate(dict(values)).model_dump(mode="json")
     except ValidationError as error:
-        for details in error.errors():
+        errors = error.errors()
+        more += max(0, len(errors) - MOST_SHOWN)
+        for details in errors[:MOST_SHOWN]:
             details["loc"] = (prefix, *details["loc"])
             found.append(words(details, known))
-    return [Problem(where(key), key, text) for key, text in found], checked
+    return [Problem(where(key), key, text) for key, text in found], more, checked
 
 
 def _line_order(problem: Problem) -> tuple[str, int]:

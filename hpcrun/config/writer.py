@@ -6,11 +6,12 @@ Secrets are masked: ``watch.notify``, which may have the URL of a webhook, and t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from hpcrun.config.fields import MASK
+from hpcrun.config.problems import MASK
 from hpcrun.config.reader import SCALARS
 from hpcrun.config.schema import Config
 
@@ -90,6 +91,8 @@ _SECRET = re.compile(
     r"((?:--)?(?:watch\.)?notify=|\s*(?:job\s*(?:\.\s*env\s*(?:\.[^=]*)?)?|watch)\s*=).*", re.DOTALL
 )
 
+_SHORTEST_SECRET = 6
+
 
 def masked(text: str) -> str:
     """Return ``text`` with ``***`` for every URL: who knows that of a webhook can write to its channel."""
@@ -106,6 +109,16 @@ def masked_words(words: list[str]) -> list[str]:
         for before, word in zip(["", *words], words, strict=False)
     ]
     return [_SECRET.sub(rf"\1{MASK}", word) if _SECRET.fullmatch(word) else word for word in shown]
+
+
+def hidden_values(words: Sequence[str], text: str) -> str:
+    """Return ``text``, a line about the ``words`` of a command line, without their values of `job.env`."""
+    for word in words:
+        value = word.partition("=")[2] if _SECRET.fullmatch(word) else ""
+        # A short value, such as 1 for a switch, is part of many words.
+        if len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, MASK)
+    return text
 
 
 def masked_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpcrun.config import Config, Job, load_resolved
+from hpcrun.config import Config, Job
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.job import exit_codes, in_place, notifying
@@ -24,7 +24,7 @@ from hpcrun.job.history import (
     last_committed,
     successor,
 )
-from hpcrun.job.ownership import Occupied, refusal, require_free
+from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
@@ -97,8 +97,10 @@ def finalize_attempt(
 
     Raises:
         RunTakenOver: another attempt or another job has the run.
+        UserError: the run is not this user's or not what was submitted, or its config is damaged.
         OSError: the run directory cannot be read or written.
     """
+    config = load_own(run)
     _require_owned(run, attempt)
     if setup is not None:
         # No rank has asked.
@@ -106,7 +108,6 @@ def finalize_attempt(
             require_free(run, attempt)
         except Occupied as taken:
             raise RunTakenOver(str(taken), exit_codes.BAD_INPUT) from taken
-    config = load_resolved(run.config)
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     if stuck is not None and ending.word is None:
         ending = replace(ending, word="node-failure", why=f"Slurm created no step: {stuck}")
@@ -149,7 +150,7 @@ def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
         ]
         if not events:
             return None
-        return EndedAttempt(_classification(events[-1]), load_resolved(run.config))
+        return EndedAttempt(_classification(events[-1]), load_own(run))
     except (OSError, UserError, ValueError) as error:
         complain(f"{run.name}: its recorded end cannot be read: {error}")
         return None
@@ -297,7 +298,7 @@ def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exce
     reason = f"no job continues {run.name}: {remedy}, then `hpcrun resume {run.name}`"
     complain(reason)
     with contextlib.suppress(OSError, UserError):
-        watch = load_resolved(run.config).watch
+        watch = load_own(run).watch
         about = notifying.Notification("failed", attempt, "", reason)
         notifying.wait(notifying.start(run, watch, about))
     return exit_code or exit_codes.FAILED

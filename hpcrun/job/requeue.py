@@ -12,6 +12,7 @@ requeue: a job that also requeues itself starts once more after its next end, al
 older versions such an end is a failure.
 """
 
+import contextlib
 import os
 import re
 import time
@@ -31,6 +32,7 @@ from hpcrun.job.scheduler_view import (
 )
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.trust import ForeignRun, fixed_script, own_content
 from hpcrun.slurm.environment import scrub
 
 # Seconds. slurmstepd's message about an end reaches the batch log within milliseconds.
@@ -317,14 +319,19 @@ def submit_successor(
 
 
 def _submit(run: RunDirectory, attempt: Attempt) -> str:
+    try:
+        script, kept = fixed_script(run.batch_script, own_content(run.batch_script))
+    except (OSError, ForeignRun) as error:
+        raise ContinuationError(str(error)) from error
     command = [
         "sbatch",
         "--parsable",
         # afterany, because this job ends with any exit code; --dependency here overrides that of the script.
         f"--dependency=afterany:{attempt.job}",
-        str(run.batch_script),
+        str(script),
     ]
-    answer = slurm.run(command, timeout=_TIMEOUT, environ=scrub(os.environ))
+    with kept or contextlib.nullcontext():
+        answer = slurm.run(command, timeout=_TIMEOUT, environ=scrub(os.environ))
     if answer.returncode != 0:
         raise ContinuationError(" ".join(answer.stderr.split()) or "sbatch gave no reason")
     try:

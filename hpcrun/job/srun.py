@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.config import Config, Job, load_resolved
+from hpcrun.config import Config, Job
+from hpcrun.job.ownership import load_own
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.slurm.containers import ImageRequest, container_of
@@ -59,11 +60,10 @@ def launch_config(run: RunDirectory, *, own_script: bool = False) -> Config:
     The section then has only the script's own launcher, see `LAUNCH`.
 
     Raises:
-        UserError: the file is not a resolved config.
+        UserError: the run is not this user's or not what was submitted, or the file is no resolved config.
         OSError: the file cannot be read, for example because a file server does not answer.
     """
-    run.config.read_bytes()
-    config = load_resolved(run.config)
+    config = load_own(run)
     job = config.job
     if own_script:
         launch = os.environ.get(LAUNCH)

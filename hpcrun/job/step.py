@@ -44,6 +44,7 @@ from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
+from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
 from hpcrun.slurm.own_script import restart_problems, script_text
@@ -171,7 +172,12 @@ def shell_script(
 
 
 def run_step(
-    run: RunDirectory, *, own_script: bool, failed: str | None = None, code: int = 1
+    run: RunDirectory,
+    *,
+    own_script: bool,
+    failed: str | None = None,
+    code: int = 1,
+    submitted: str | None = None,
 ) -> int:
     """Run the job's part of ``run`` and return the exit code for the batch script.
 
@@ -179,9 +185,11 @@ def run_step(
         own_script: a person wrote the batch script; the run's `job:` section does not count.
         failed: the command of a person's own batch script that failed before the ranks; no rank starts then.
         code: its exit code.
+        submitted: the digest of the submitted config, which the batch script has.
 
     Raises:
-        UserError: this is no batch script, there is no run, or another cluster's job has its number.
+        UserError: this is no batch script, there is no run, the run is not this user's or not what was
+            submitted, or another cluster's job has its number.
     """
     # Slurm signals all processes of the batch script: this process must outlive the ranks, which save.
     on_stop_signals(go_on)
@@ -189,6 +197,7 @@ def run_step(
         for line in restart_problems(script_text(os.getppid()), os.environ):
             print(f"hpcrun: the batch script has {line}", flush=True)
     job = take_over_variables()
+    _require_submitted(run, submitted)
     again = note_begun(run)
     try:
         ended = _run_attempts(run, job, own_script, failed, code, again=again)
@@ -198,6 +207,28 @@ def run_step(
         raise
     forget_begun(run)
     return ended
+
+
+def _require_submitted(run: RunDirectory, submitted: str | None) -> None:
+    """Check the run's owner and config before anything is written; the ranks check them once more.
+
+    Raises:
+        ForeignRun: the run is not this user's, or not what was submitted.
+    """
+    # The value of the job in which this job was submitted.
+    os.environ.pop(SUBMITTED, None)
+    if submitted:
+        os.environ[SUBMITTED] = submitted
+    try:
+        own_config(run, submitted)
+    except ForeignRun:
+        # With the file, the batch script starts this program again.
+        with contextlib.suppress(OSError):
+            run.unstarted(os.environ["SLURM_JOB_ID"]).unlink(missing_ok=True)
+        raise
+    except OSError:
+        # No run, or a file server that does not answer: later steps report it.
+        return
 
 
 def _run_attempts(

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 import os
+import pwd
 import shlex
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -191,7 +192,9 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
     for directory in candidates:
         path = directory.path
         if run and os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):  # noqa: PTH112
-            raise RunError(f"{path}: no permission to read; ask its owner {_owner(path)}")
+            raise RunError(
+                f"{path}: no permission to read; ask its owner {owner_name(path.stat().st_uid)}"
+            )
         if os.path.lexists(directory.record):
             raise RunError(f"{path}: is {_describe(path)}; {_FREE_IT}")
         if run and os.path.isfile(path / "sweep.json"):  # noqa: PTH113
@@ -211,11 +214,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + more
 
 
-def _owner(path: Path) -> str:
+def owner_name(user: int) -> str:
+    """Return the name of the user with this number, or the number if there is no name."""
     try:
-        return path.owner()
+        return pwd.getpwuid(user).pw_name
     except KeyError:
-        return f"user {path.stat().st_uid}"
+        return f"user {user}"
 
 
 def refuse_foreign(run: RunDirectory) -> None:
@@ -227,8 +231,8 @@ def refuse_foreign(run: RunDirectory) -> None:
     for path in (run.path, run.config):
         if path.stat().st_uid != os.geteuid():
             raise RunError(
-                f"{path}: belongs to {_owner(path)}, and commands in its config would run as you; if you "
-                "trust the owner, copy the folder with `cp -r`, and continue the copy"
+                f"{path}: belongs to {owner_name(path.stat().st_uid)}, and commands in its config would run "
+                "as you; if you trust the owner, copy the folder with `cp -r`, and continue the copy"
             )
 
 

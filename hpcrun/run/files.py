@@ -75,7 +75,7 @@ class HeldFolder:
         self._path, self._descriptor = path, -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._mark = path / "run.json"
-        self._content = self._marked()
+        self._content, self._owner = self._marked(), os.fstat(self._descriptor).st_uid
 
     def is_there(self) -> bool:
         """Return True if the path is still this folder.
@@ -94,7 +94,9 @@ class HeldFolder:
             # A failover of the server makes the handle stale (ESTALE).
             if error.errno != errno.ESTALE:
                 raise
-        return self._content is not None and self._marked() == self._content
+        same = self._content is not None and self._marked() == self._content
+        # Another user may have put a copy in its place.
+        return same and now.st_uid == self._owner
 
     def _marked(self) -> bytes | None:
         try:

@@ -68,6 +68,7 @@ _NAMES = frozenset(
         "HPCRUN_FORK_SERVER",
         "HPCRUN_MEMORY_KEEPER",
         "HPCRUN_TASKS",
+        "HPCRUN_SUBMITTED",
     }
 )
 # If two variables have the same key, the later wins, as in sbatch.

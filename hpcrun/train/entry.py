@@ -3,13 +3,13 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.config import Config, load_resolved
+from hpcrun.config import Config
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
 from hpcrun.diagnose.causes import is_cascade
@@ -29,7 +29,7 @@ from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
-from hpcrun.job.ownership import Occupied
+from hpcrun.job.ownership import Occupied, load_own
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script.command import Launcher, launching_python
 from hpcrun.job.script.run import ScriptTerms, run_script
@@ -47,6 +47,7 @@ from hpcrun.run.endings import node_name, record_failure
 from hpcrun.run.events import Attempt, job_of_process, note, read_events
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
+from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
 from hpcrun.train.position import Position
 
 
@@ -116,13 +117,18 @@ def run_rank(path: Path, flag: StopFlag) -> int:
         if not run.exists():
             raise RunError(f"{path}: no such run; make it with `hpcrun submit`")
         ignored: list[str] = []
-        config = load_resolved(run.config, ignored.append)
+        config = _own_config(run, ignored.append)
+        # A program that this rank starts may train another run.
+        os.environ.pop(SUBMITTED, None)
         enter_folder(run)
         distributed = describe(config)
         if distributed.rank == 0:
             say(*(f"hpcrun: {line}" for line in ignored))
         by_hand = scheduler(os.environ) == "direct"
         job = _job_by_hand(run, config, distributed) if by_hand else distributed.job_id
+    except ForeignRun as error:
+        # Nothing is written into a folder of another user.
+        return refuse(error)
     except UserError as error:
         record_refusal(run, error)
         return refuse(error)
@@ -140,6 +146,14 @@ def run_rank(path: Path, flag: StopFlag) -> int:
             except OSError as error:  # The training keeps its exit code.
                 say_aside(f"hpcrun: the end of the attempt is not recorded: {error}")
     return code
+
+
+def _own_config(run: RunDirectory, report: Callable[[str], None] | None = None) -> Config:
+    """Return the config of a run of this user; raises UserError."""
+    try:
+        return load_own(run, report)
+    except OSError as error:
+        raise RunError(f"{run.config}: cannot be read: {error.strerror}; check the disk") from error
 
 
 def _job_by_hand(run: RunDirectory, config: Config, distributed: DistributedConfig) -> str:
@@ -346,6 +360,8 @@ def enter_folder(run: RunDirectory) -> None:
             f"{error.strerror}; restore it, or correct `folder` in {run.record}, without its line sha256"
         ) from error
     snapshot = recorded_snapshot(run)
+    if snapshot is not None:
+        require_own_code(snapshot)
     copied = snapshot.copy_of(Path(folder)) if snapshot else None
     sys.path.insert(0, str(copied or folder))
     if snapshot is not None:
@@ -434,7 +450,7 @@ def prepare_forked(path: Path) -> str:
     Raises:
         UserError: the rank cannot train; a fresh process reports the reason.
     """
-    config = load_resolved(RunDirectory(path.absolute()).config)
+    config = _own_config(RunDirectory(path.absolute()))
     if config.command:
         raise RunError(f"{path}: a command needs no fork")
     prepare_environment(describe(config), bind=config.train.affinity)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import yaml
 
+from hpcrun.cli.main import guarded
 from hpcrun.config import (
     Config,
     ConfigError,
+    flag_layer,
     masked,
     masked_values,
     masked_words,
@@ -93,3 +97,64 @@ def test_a_script_shows_its_sections_and_what_differs() -> None:
     assert (shown["job"]["gpus"], shown["job"]["env"]) == (2, {"TOKEN": "***"})
     assert "secret" not in text
     assert text.endswith("checkpoint\n")
+
+
+LAYERS = [
+    "job.env=s3cret",
+    "job.env=[s3cret]",
+    "job.env={X: [s3cret]}",
+    "job.env={X: {s3cret: 1}}",
+    "job.env.X.Y=s3cret",
+    "job.env.X.s3cret=1",
+    "job.env={'HF_TOKEN=s3cret': x}",
+    "job.env={X: !s3cret 1}",
+    "job.env={X: *s3cret}",
+    "job.env={X: !s3cret!t 1}",
+    "job.env={X: {s3cret: 1, s3cret: 2}}",
+    "job={env: s3cret}",
+    "job=s3cret",
+    "job=[s3cret]",
+    "job.env.HF_TOKEN:s3cret",
+    "job.env.=s3cret",
+    "job..env.X=s3cret",
+    "watch={notify: {a: s3cret}}",
+]
+
+
+@pytest.mark.parametrize("override", LAYERS)
+def test_no_refusal_shows_a_variable_of_the_job(override: str) -> None:
+    # A flag of the section does not replace a value that is no section.
+    with pytest.raises(ConfigError) as caught:
+        resolve([override_layer([override]), flag_layer({"job.cpu": (True, "--cpu")})])
+    assert "s3cret" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", ["s3cret\0", "s3cret\udcff", ["s3cret"], {"s3cret": 1}, None])
+def test_no_refusal_of_a_program_shows_a_variable(value: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve([flag_layer({"job.env": ({"HF_TOKEN": value}, "hpcrun.submit")})])
+    assert "s3cret" not in str(caught.value)
+    assert "job.env.HF_TOKEN" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "job.env.X=s3cret9"],
+        ["resume", "a", "job.env.X=s3cret9", "job.env.X=s3cret9"],
+        ["status", "job.env={X: s3cret9}"],
+        ["job.env.X=s3cret9"],
+        ["doctor", "job.env.X=s3cret9"],
+        ["submit", "--nodes", "job.env.X=s3cret9"],
+    ],
+)
+def test_no_command_repeats_a_variable_of_its_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["hpcrun", *arguments])
+    with contextlib.suppress(SystemExit):
+        guarded(arguments)
+    printed = capsys.readouterr()
+    assert "s3cret" not in printed.out + printed.err
+    assert printed.err

@@ -3,7 +3,7 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,18 @@ class Desk:
         stand_in.chmod(0o755)
 
     def start(
-        self, *options: str, output: Path | None = None, **environ: str
+        self,
+        *options: str,
+        output: Path | None = None,
+        command: Sequence[str] = (),
+        **environ: str,
     ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "hpcrun", "batch", str(self.run.path), *options],
+            [
+                *(sys.executable, "-m"),
+                *(command or ("hpcrun", "batch", str(self.run.path))),
+                *options,
+            ],
             env={
                 "PATH": f"{self.bin}:/usr/bin:/bin",
                 "PYTHONPATH": str(ROOT),

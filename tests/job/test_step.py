@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -261,3 +262,37 @@ def test_a_recreated_run_is_not_finalized_by_its_old_job(desk: Desk) -> None:
     assert desk.step() == 1
     assert desk.ends() == []
     assert desk.called("scontrol")[-1] != "scontrol requeue 7"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("begin", ["step", "finalize", "worker"])
+def test_a_run_of_another_user_starts_nothing(desk: Desk, tmp_path: Path, begin: str) -> None:
+    away = desk.run.path.rename(tmp_path / "away")
+    shutil.copytree(away, desk.run.path)
+    os.chown(desk.run.path, 65534, -1)
+    before = sorted(desk.run.path.rglob("*"))
+    log, place = tmp_path / "log", str(desk.run.path)
+    local = {"HPCRUN_LOCAL_CLUSTER": "1"} if begin == "finalize" else {}
+    command = {
+        "step": ["hpcrun", "batch", place],
+        "finalize": ["hpcrun", "finalize", place, "--exit-code", "0"],
+        "worker": ["hpcrun.worker", place],
+    }[begin]
+    started = desk.start(command=command, output=log, **local)
+    assert started.wait(timeout=300) == 2
+    (line,) = log.read_text().splitlines()
+    assert "belongs to nobody, and commands in it would run as you" in line
+    assert [
+        call for call in desk.called("srun") + desk.called("scontrol") if "show" not in call
+    ] == []
+    assert sorted(desk.run.path.rglob("*")) == before
+
+
+def test_another_own_config_starts_nothing_in_a_shared_folder(desk: Desk, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    desk.start("--submitted", "0" * 32).wait(timeout=300)
+    assert "is not the config that was submitted" in desk.told()
+    assert desk.called("srun") == []
+    tmp_path.chmod(0o755)
+    assert desk.step("--submitted", "0" * 32) == 0
+    assert len(desk.called("srun")) == 1

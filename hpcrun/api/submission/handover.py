@@ -25,6 +25,7 @@ from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
 from hpcrun.run.record import SubmissionLock
+from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, stopping, submission
 from hpcrun.slurm.launch.slurm_jobs import Submitted
@@ -61,6 +62,8 @@ def hand_over(plan: SubmissionPlan) -> Submitted | None:
                 changed = _written(run, plan.config)
                 stop_if_interrupted(signals)
                 submitted = _submitted(plan, signals, ours)
+    if plan.start == "new" and (line := shared_parent_line(run.path)):
+        say_aside(f"hpcrun: {line}")
     if changed:
         say_aside(f"hpcrun: {run.name}: continues with another config: {'; '.join(changed)}")
     if submitted is not None and not ENDINGS.isdisjoint(signals):

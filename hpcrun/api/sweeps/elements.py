@@ -108,7 +108,8 @@ class Common:
         """Return the script that continues the run if Slurm forbids a requeue; None on this machine."""
         if not self.fitted:
             return None
-        return batch_script(batch_request(one.run, self.fitted[job_key(one.element.config)]))
+        fitted = self.fitted[job_key(one.element.config)]
+        return batch_script(batch_request(one.run, fitted, submitted=one.element.digest))
 
 
 @contextmanager

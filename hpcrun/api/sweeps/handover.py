@@ -24,6 +24,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile
+from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.launch import stopping, submission
 from hpcrun.slurm.launch.batch_script import ArrayTasks, job_name
 from hpcrun.slurm.launch.slurm_jobs import Submitted
@@ -74,6 +75,7 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
     given: list[_Given] = []
     folder = RunDirectory(plan.folder)
     with noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        new = not plan.folder.exists()
         with made_folder(plan.folder), SubmissionLock(folder):
             sweep, planned = plan.decided()
             wanted = [one for one in planned if one.submitted]
@@ -83,6 +85,8 @@ def submit_sweep(plan: SweepPlan) -> SubmittedSweep:
         if given and not ENDINGS.isdisjoint(signals):
             reported = ", ".join(job.job_id for job in handed[:3])
             raise KeyboardInterrupt(f"job {reported} is submitted and stays; `scancel` ends it")
+    if new and (line := shared_parent_line(plan.folder)):
+        say_aside(f"hpcrun: {line}")
     for number in signals:
         signal.raise_signal(number)
     return SubmittedSweep(planned, handed)
@@ -180,7 +184,9 @@ def sweep_arrays(
     found = {}
     for key in keys:
         mine = [one for one in wanted if job_key(one.element.config) == key]
-        tasks = ArrayTasks(sorted(one.number for one in mine), at_once)
+        mine.sort(key=lambda one: one.number)
+        digests = [one.element.digest for one in mine]
+        tasks = ArrayTasks([one.number for one in mine], at_once, digests)
         fitted = fitted_to_slurm(mine[0].element.config, submits=submits)
         found[key] = SweepArray(tasks, fitted)
     return found

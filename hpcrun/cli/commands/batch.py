@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exit-code", type=int, default=1, metavar="N", help="the exit code of that command"
     )
+    parser.add_argument(
+        "--submitted",
+        metavar="HASH",
+        help="the hash of the submitted config; another config starts no rank where other users can "
+        "replace the run directory",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,4 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
         own_script=arguments.own_script,
         failed=arguments.failed,
         code=arguments.exit_code,
+        submitted=arguments.submitted,
     )

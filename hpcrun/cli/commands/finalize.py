@@ -9,6 +9,7 @@ on request).
 """
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.streams import outlive_full_disk
+from hpcrun.run.trust import require_own
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError("finalize: only a job of the local cluster may call this command")
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
+    # Before anything is read or written there.
+    with contextlib.suppress(OSError):
+        require_own(directory)
     attempt = attempt_here(job, os.environ)
     ending = Ending(
         arguments.scheduler, batch_log(directory, attempt), limit_near=arguments.limit_near

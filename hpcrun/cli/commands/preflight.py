@@ -126,9 +126,9 @@ def _container(job: "Job | None", directory: RunDirectory | None) -> Container:
 def _job(directory: RunDirectory | None) -> "Job | None":
     if directory is None:
         return None
-    from hpcrun.config import load_resolved
+    from hpcrun.job.ownership import load_own
 
-    return load_resolved(directory.config).job
+    return load_own(directory).job
 
 
 def _before_ranks(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,9 @@
 """The end of a rank's script in the run's records: an orderly stop, or a failure with its last message."""
 
 import contextlib
+import errno
 import fcntl
+import itertools
 import os
 import shutil
 import signal
@@ -132,6 +134,7 @@ def _name(number: int) -> str:
 # Seconds between two published steps.
 _PUBLISH = 5.0
 _FOLDER = "hpcrun-progress-"
+_MOST_LOOKED_AT = 10_000
 
 
 def _new_folder() -> tuple[Path, int]:
@@ -143,20 +146,33 @@ def _new_folder() -> tuple[Path, int]:
         OSError: the folder cannot be made.
     """
     memory = memory_folder()
-    for left in memory.glob(f"{_FOLDER}*"):
-        # In use, or of another user.
-        with contextlib.suppress(OSError):
-            os.close(_locked(left))
-            shutil.rmtree(left)
+    _remove_left(memory)
     # The folder gets the name for which other ranks look after its lock.
     made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}", dir=memory))
     lock = _locked(made)
-    return made.rename(memory / made.name.removeprefix(".")), lock
+    try:
+        return made.rename(memory / made.name.removeprefix(".")), lock
+    except OSError:
+        # Another user has taken the name. With the hidden name, nobody removes what a killed rank leaves.
+        return made, lock
+
+
+def _remove_left(memory: Path) -> None:
+    """Remove this user's folders without a lock; those of other users may be deep, full or many."""
+    with contextlib.suppress(OSError), os.scandir(memory) as entries:
+        for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+            if entry.name.startswith(_FOLDER):
+                # In use, or too deep.
+                with contextlib.suppress(OSError, RecursionError):
+                    os.close(_locked(memory / entry.name))
+                    shutil.rmtree(entry.path)
 
 
 def _locked(folder: Path) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)

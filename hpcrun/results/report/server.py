@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
 import socket
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from typing import Any
 
-from hpcrun.errors import UserError
+from hpcrun.errors import UserError, one_line
+from hpcrun.printing import say_aside
 from hpcrun.results.report.content import Content
 from hpcrun.results.report.page import main_part, moment, whole_page
 
 _HOST = "127.0.0.1"
+_OWN_NAME = re.compile(rf"({re.escape(_HOST)}|localhost)(:[0-9]{{1,5}})?", re.IGNORECASE)
+_MOST_OPEN = 64
+"""Connections at a time: any user of the host can open some and send nothing."""
 _SECONDS = 10
 """The least time between two readings of the runs, and the time between two questions of a browser."""
 
@@ -39,6 +47,7 @@ class ReportServer(ThreadingHTTPServer):
         """
         self._read, self._pause, self._lock = read, pause, threading.Lock()
         self._content, self._at = read(), time.monotonic()
+        self._open = deque[socket.socket]()
         self.token = secrets.token_urlsafe(18)
         try:
             super().__init__((_HOST, port), _Handler)
@@ -73,17 +82,38 @@ class ReportServer(ThreadingHTTPServer):
         text = whole_page(content, main, live=_SECONDS) if whole else main
         return text, moment(content.read) or "unknown"
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a request in a thread of its own, and end the oldest connections if there are too many."""
+        self._open.append(request)
+        while len(self._open) > _MOST_OPEN:
+            with contextlib.suppress(OSError, IndexError):
+                self._open.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        with contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print a line for an error of this server; a client that went away is none."""
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            say_aside(f"hpcrun: report: a request was not answered: {one_line(error)}")
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
+    timeout = _SECONDS
     server_version, sys_version = "hpcrun", ""
 
     def do_GET(self) -> None:
         """Answer with the page, its main part, or a refusal."""
         # A page of another site may point its own name at this host (DNS rebinding).
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        hosts = self.headers.get_all("Host", [])
         token, _, name = self.path.lstrip("/").partition("/")
-        if host not in (_HOST, "localhost"):
+        if len(hosts) != 1 or not _OWN_NAME.fullmatch(hosts[0].strip()):
             self._send(403, "open the address with 127.0.0.1 or localhost")
         elif not compare_digest(token.encode(), self.server.token.encode()):
             self._send(403, "wrong token; use the address that hpcrun printed")

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.config import Config, Job, submit_options
+from hpcrun.config import Config, Job, submit_options, to_yaml
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.files import with_comment_crc
+from hpcrun.run.trust import digest_of
 from hpcrun.slurm.commands import given_option
 
 _DIGITS = 3
@@ -20,11 +22,13 @@ class ArrayTasks:
     """The tasks of a Slurm job array, each an element of a sweep.
 
     The index of a task is the name of its element, so that a person finds job 123_7 in ``SWEEP/007``.
-    ``at_once``: tasks that may run at the same time; None: as many as Slurm starts.
+    ``at_once``: tasks that may run at the same time; None: as many as Slurm starts. ``submitted``: the digest
+    of the config of each index, or none.
     """
 
     indices: Sequence[int]
     at_once: int | None = None
+    submitted: Sequence[str] = ()
 
     @property
     def option(self) -> str:
@@ -37,6 +41,15 @@ class ArrayTasks:
             else:
                 spans.append([index, index])
         return ",".join(f"{one}-{end}" if one != end else f"{one}" for one, end in spans) + limit
+
+    @property
+    def digests(self) -> list[str]:
+        """Lines of bash that make the array ``submitted``."""
+        given = [
+            f"[{index}]={one}" for index, one in zip(self.indices, self.submitted, strict=True)
+        ]
+        rows = [" ".join(given[start : start + 3]) for start in range(0, len(given), 3)]
+        return ["submitted=(", *rows, ")"]
 
     @property
     def shell_name(self) -> str:
@@ -58,13 +71,15 @@ def element_name(number: int) -> str:
 class BatchRequest:
     """The inputs of a batch script. ``python``: the interpreter of the batch step.
 
-    ``array``: the tasks of a sweep; ``run`` is then the folder of the sweep.
+    ``array``: the tasks of a sweep; ``run`` is then the folder of the sweep. ``submitted``: the digest of the
+    run's config; empty: not known.
     """
 
     run: Path
     job: Job
     python: str
     array: ArrayTasks | None = None
+    submitted: str = ""
 
 
 # Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
@@ -79,6 +94,8 @@ _STEP = """\
 runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
 for pause in 5 15 0; do
+    # Who may write to the parent folder may have put another folder in the place of the run.
+    if [ -e {run} ] && [ ! -O {run} ]; then echo "hpcrun: the run is another user's" >&2; exit 2; fi
     stopped=; echo "$SLURMD_NODENAME" >> "$unstarted"
     {step}; code=$?
     # The step has handled the end, or Slurm ends the job. At a reboot of the node the job still runs.
@@ -98,11 +115,13 @@ def batch_request(
     config: Config,
     avoid: Sequence[str] = (),
     array: ArrayTasks | None = None,
+    submitted: str = "",
 ) -> BatchRequest:
     """Return the parts of the Slurm script of ``run``, or of the ``array`` of the sweep in that folder.
 
     Args:
         avoid: nodes to exclude.
+        submitted: the digest of the run's config, without which the job starts with any config of this user.
     """
     return BatchRequest(
         run=run.path,
@@ -110,7 +129,13 @@ def batch_request(
         # Outside the container, on the batch host: it talks to Slurm.
         python=sys.executable,
         array=array,
+        submitted=submitted,
     )
+
+
+def submitted_digest(config: Config) -> str:
+    """Return the digest of the config file that a submission of ``config`` writes."""
+    return digest_of(with_comment_crc(to_yaml(config)).encode())
 
 
 def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:
@@ -156,8 +181,13 @@ def _step_lines(request: BatchRequest) -> list[str]:
         ]
         begun = f'"$run"/{unstarted.name}'
     words = f"{shlex.join(step)} {run}"
+    if request.submitted:
+        words += f" --submitted={request.submitted}"
+    if request.array is not None and request.array.submitted:
+        lines += ["# The hash of the config of each run.", *request.array.digests]
+        words += ' --submitted="${submitted[$SLURM_ARRAY_TASK_ID]}"'
     return lines + [
-        line.format(step=words, unstarted=begun, job=job) for line in _STEP.splitlines()
+        line.format(step=words, unstarted=begun, job=job, run=run) for line in _STEP.splitlines()
     ]
 
 

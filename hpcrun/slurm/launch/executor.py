@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from submitit import Job
 from submitit.core.utils import FailedSubmissionError
@@ -20,6 +20,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
+from hpcrun.run.trust import fixed_script
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
 
@@ -36,6 +37,7 @@ class RequeueingSlurmExecutor(SlurmExecutor):
         self._request = request
         self.accepted: str | None = None
         self.script = folder
+        self._kept: BinaryIO | None = None
         self.update_parameters(
             nodes=request.job.max_nodes + request.job.spares,
             ntasks_per_node=request.job.tasks_on_node,
@@ -46,7 +48,9 @@ class RequeueingSlurmExecutor(SlurmExecutor):
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         self.script = submission_file_path
-        return sbatch_command(submission_file_path, dict(os.environ))
+        text = batch_script(self._request).encode()
+        script, self._kept = fixed_script(submission_file_path, text)
+        return sbatch_command(script, dict(os.environ))
 
     def _submit_command(self, command: str) -> Job[Any]:
         # submitit prints sbatch's message in addition to raising it.

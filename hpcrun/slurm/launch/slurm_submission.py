@@ -11,7 +11,12 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import write_atomic
 from hpcrun.slurm.avoided_nodes import NodeRequest, nodes_to_avoid, with_options
-from hpcrun.slurm.launch.batch_script import ArrayTasks, batch_request, batch_script
+from hpcrun.slurm.launch.batch_script import (
+    ArrayTasks,
+    batch_request,
+    batch_script,
+    submitted_digest,
+)
 from hpcrun.slurm.launch.resources import fitted, say
 from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
@@ -41,7 +46,8 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
         )
     # The caller has fitted the elements of a sweep to the cluster.
     wanted = fitted_to_slurm(config, submits=True) if array is None else config
-    executor = _executor(run, wanted, bad_nodes(config.job), array)
+    digest = submitted_digest(config) if array is None else ""
+    executor = _executor(run, wanted, bad_nodes(config.job), array, digest)
     try:
         return Submitted("slurm", str(executor.submit(str, run.path).job_id))
     except (FailedJobError, FailedSubmissionError) as error:
@@ -102,12 +108,16 @@ def bad_nodes(job: Job) -> list[str]:
 
 
 def _executor(
-    run: RunDirectory, config: Config, avoid: Sequence[str], array: ArrayTasks | None
+    run: RunDirectory,
+    config: Config,
+    avoid: Sequence[str],
+    array: ArrayTasks | None,
+    submitted: str,
 ) -> "RequeueingSlurmExecutor":
     """Return the executor. Its script stays in the run directory: a follow-up job may need it."""
     from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
 
-    request = batch_request(run, config, avoid, array)
+    request = batch_request(run, config, avoid, array, submitted)
     run.logs.mkdir(mode=0o700, exist_ok=True)
     write_atomic(run.batch_script, batch_script(request))
     return RequeueingSlurmExecutor(submitit_folder(run), request)

@@ -15,7 +15,12 @@ from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Cause, Event, Reader, read_events, record_event
-from hpcrun.slurm.launch.batch_script import batch_request, batch_script, job_name
+from hpcrun.slurm.launch.batch_script import (
+    batch_request,
+    batch_script,
+    job_name,
+    submitted_digest,
+)
 from hpcrun.slurm.launch.resources import refuse_fixed_counts
 from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted, take_back
 from hpcrun.slurm.local.submission import local_devices, say_ignored, submit_local, worker
@@ -56,8 +61,9 @@ def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
     if executor in ("slurm", "prepared"):
         from hpcrun.slurm.launch.slurm_submission import bad_nodes, fitted_to_slurm
 
-        return batch_script(batch_request(run, fitted_to_slurm(config), bad_nodes(config.job)))
-    request = batch_request(run, config)
+        fitted, digest = fitted_to_slurm(config), submitted_digest(config)
+        return batch_script(batch_request(run, fitted, bad_nodes(config.job), submitted=digest))
+    request = batch_request(run, config, submitted=submitted_digest(config))
     job = config.job
     lines = [
         f"# {executor}: {job.max_nodes} x {job.tasks_on_node} processes on this machine, each running",

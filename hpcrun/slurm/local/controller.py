@@ -20,9 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from hpcrun.errors import UserError
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import Exit, record_exit
+from hpcrun.run.trust import require_own_folder
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.local.job_files import (
     CANCEL,
@@ -34,6 +36,7 @@ from hpcrun.slurm.local.job_files import (
     is_withdrawn,
     job_environment,
     own_status,
+    private,
     released,
     step_environment,
     write_status,
@@ -153,7 +156,7 @@ class LocalAttempt:
         yield "tasks"
 
     def _started(self, rank: int, command: Sequence[str], path: Path) -> _Task:
-        with open(path, "ab", opener=_private) as log:
+        with open(path, "ab", opener=private) as log:
             process = subprocess.Popen(
                 command,
                 env=self.environ | step_environment(self._request, rank),
@@ -258,6 +261,9 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         return "CANCELLED", 0
     end, keepers = _end_of(request), _Keepers(request)
     while True:
+        if (problem := _replaced(request)) is not None:
+            say(problem)
+            return "FAILED", number.restart
         attempt = LocalAttempt(request, number, orders, end)
         attempt.environ |= keepers.variables
         try:
@@ -283,6 +289,19 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         orders.preempt = False
         number, end = Attempt(request.job_id, number.restart + 1), _end_of(request)
         keepers.renew()
+
+
+def _replaced(request: JobRequest) -> str | None:
+    """Return the reason why no attempt may begin: another user has put a folder in the run's place."""
+    try:
+        require_own_folder(request.run)
+        require_own_folder(Path(request.folder))
+    except UserError as error:
+        return str(error)
+    except OSError:
+        # The start of the attempt reports it.
+        return None
+    return None
 
 
 class _Keepers:
@@ -333,6 +352,9 @@ def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | No
     if not Path(request.folder).is_dir():
         say(f"{request.folder} is gone: the run was deleted, and the job ends")
         return 0
+    if (problem := _replaced(request)) is not None:
+        say(problem)
+        return 0
     command = [*request.after, "--exit-code", str(code)]
     if word is not None:
         command += ["--scheduler", word]
@@ -366,6 +388,8 @@ def say(text: str) -> None:
 
 def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> bool:
     """Publish the job's state; on a full disk the old state remains, and the tasks continue."""
+    if _replaced(request) is not None:
+        return None
     with _full_disk_tolerated(f"state {state}"):
         write_status(Path(request.folder), own_status(request, state, restart, tasks))
         return True
@@ -409,10 +433,6 @@ def main(arguments: Sequence[str]) -> None:
     finally:
         settle(request, final, restart, orders)
         say(f"job {request.job_id}: {final}")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 if __name__ == "__main__":

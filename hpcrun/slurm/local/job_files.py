@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hpcrun.errors import LaunchError
 from hpcrun.run.attempt import IN_PLACE, Attempt
 from hpcrun.run.files import read_json, write_json
+from hpcrun.run.trust import SUBMITTED, own_json
 from hpcrun.slurm.environment import scrub
 
 State = Literal["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED", "CANCELLED"]
@@ -37,6 +38,7 @@ class JobRequest:
     ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
     ``setup``: shell lines before each task's command; ``node_setup``: before the tasks, once per node;
     ``preflight``: the command that checks this machine after that.
+    ``submitted``: the digest of the run's config; empty: not known.
     ``devices``: the GPUs to assign, an equal number to each node, or None for a CPU job.
     """
 
@@ -57,11 +59,17 @@ class JobRequest:
     node_setup: Sequence[str] = ()
     preflight: Sequence[str] = ()
     warn_signal: str = "USR2"
+    submitted: str = ""
 
     def write(self) -> Path:
         """Write the request where the controller reads it; raises OSError if it cannot be written."""
         write_json(self.path, asdict(self))
         return self.path
+
+    @property
+    def run(self) -> Path:
+        """The run directory, which has the folder of the job in its logs."""
+        return Path(self.folder).parent.parent
 
     @property
     def path(self) -> Path:
@@ -75,8 +83,13 @@ class JobRequest:
 
     @classmethod
     def read(cls, path: Path) -> "JobRequest":
-        """Read the request that :meth:`write` wrote; raises LaunchError if there is none."""
-        value = read_json(path)
+        """Read the request that :meth:`write` wrote.
+
+        Raises:
+            LaunchError: there is none.
+            ForeignRun: it belongs to another user: its commands would run as this user.
+        """
+        value = own_json(path)
         if value is None:
             raise LaunchError(f"{path}: is not the request of a job; submit the run again")
         return cls(**value)
@@ -130,7 +143,7 @@ def start_controller(request: JobRequest) -> "subprocess.Popen[bytes]":
 
 def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[bytes]":
     """Start a module of this package with ``file``, as a process that outlives this one."""
-    with log_file.open("ab") as log:
+    with open(log_file, "ab", opener=private) as log:
         return subprocess.Popen(
             [sys.executable, "-m", f"hpcrun.slurm.local.{module}", str(file)],
             env=scrub(os.environ),
@@ -139,6 +152,11 @@ def start_process(module: str, file: Path, log_file: Path) -> "subprocess.Popen[
             stderr=log,
             start_new_session=True,
         )
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file, as the ``opener`` of open(), that only this user can read."""
+    return os.open(path, flags, 0o600)
 
 
 def release(process: "subprocess.Popen[bytes]") -> None:
@@ -248,6 +266,8 @@ def job_environment(request: JobRequest, attempt: Attempt) -> dict[str, str]:
         environ["SLURM_RESTART_COUNT"] = str(attempt.restart)
     if attempt.in_place:
         environ[IN_PLACE] = str(attempt.in_place)
+    if request.submitted:
+        environ[SUBMITTED] = request.submitted
     if request.cpus_per_task:
         environ["SLURM_CPUS_PER_TASK"] = str(request.cpus_per_task)
     return environ

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import LaunchError
-from hpcrun.run.files import read_json
+from hpcrun.run.trust import own_json
 from hpcrun.slurm.local.controller import tell
 from hpcrun.slurm.local.job_files import (
     JobRequest,
@@ -109,7 +109,7 @@ class Queue:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the jobs that the file ``arguments[0]`` lists."""
-    content: dict[str, Any] | None = read_json(Path(arguments[0]))
+    content: dict[str, Any] | None = own_json(Path(arguments[0]))
     if content is None:
         raise LaunchError(f"{arguments[0]}: is not a list of jobs; submit the sweep again")
     jobs = [JobRequest(**job) for job in content["jobs"]]

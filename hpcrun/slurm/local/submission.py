@@ -15,6 +15,7 @@ from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
+from hpcrun.run.trust import digest_of, own_config
 from hpcrun.slurm.containers import Container, container_of, image_request
 from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.local import job_files
@@ -94,6 +95,7 @@ def local_request(run: RunDirectory, config: Config) -> JobRequest:
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
         env={**container.env, **job.env},
         after=[*own, "finalize", str(run.path)],
+        submitted=digest_of(own_config(run)),
     )
 
 

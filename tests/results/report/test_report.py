@@ -1,5 +1,7 @@
 """`hpcrun report` and `hpcrun plot`: the page, its server, the files, and what the commands refuse."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -7,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from base64 import b64encode
@@ -19,6 +22,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.results.report.content import Content, ReportRequest, collect
+from hpcrun.results.report.runs import open_results
+from hpcrun.results.report.server import ReportServer
 from hpcrun.run.files import append_line
 
 from .conftest import START, MakeRun, add_event
@@ -264,6 +270,50 @@ def test_the_server_answers_its_user_only_and_ends(sweep: Path, number: int) -> 
         assert process.stdout is not None
         assert process.stdout.read() == "ended\n"
         assert process.wait() == 0
+
+
+def test_malformed_requests_of_other_users_print_nothing(sweep: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+
+    def read() -> Content:
+        with open_results([str(sweep)], sweep, tmp_path / "kept") as store:
+            return collect(store, ReportRequest())
+
+    fine = "Host: 127.0.0.1\r\n\r\n"
+    requests = {
+        "GET / HTTP/1.1\r\nHost: [::1\r\n\r\n": 403,
+        "GET /TOKEN/ HTTP/1.1\r\nHost: 127.0.0.1:99999999\r\n\r\n": 403,
+        "GET /TOKEN/ HTTP/1.1\r\nHost: 127.0.0.1\r\n" + fine: 403,
+        "GET /TOKEN/ HTTP/1.1\r\n\r\n": 403,
+        "GET /TOKEN/ HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n": 403,
+        f"GET /%ff%00\xff\x80?#[ HTTP/1.1\r\n{fine}": 403,
+        f"GET http://[::1/ HTTP/1.1\r\n{fine}": 403,
+        f"GET /TOKEN/%zz/../ HTTP/1.1\r\n{fine}": 404,
+        f"GET /TOKEN/ HTTP/9.9.9\r\n{fine}": 400,
+        "GET / HTTP/1.1\r\nX: " + "x" * 70_000: 431,
+        "GET /" + "x" * 70_000: 414,
+        f"POST /TOKEN/ HTTP/1.1\r\n{fine}": 501,
+        "\x00\xff\r\n\r\n": 400,
+    }
+    with ReportServer(read) as server:
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            own = ("127.0.0.1", server.server_port)
+            # More than the server keeps open, and all send nothing.
+            silent = [socket.create_connection(own) for _ in range(100)]
+            for request, code in requests.items():
+                with socket.create_connection(own, 60) as line:
+                    line.sendall(request.replace("TOKEN", server.token).encode("latin-1"))
+                    line.shutdown(socket.SHUT_WR)
+                    assert f" {code} " in line.makefile("rb").read().decode("latin-1")[:400], (
+                        request
+                    )
+            assert ask(server.url)[0] == 200
+            server.shutdown()
+        for line in silent:
+            line.close()
+    assert printed.getvalue() == ""
 
 
 def test_a_port_in_use_is_refused(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

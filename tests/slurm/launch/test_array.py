@@ -46,3 +46,17 @@ def test_a_requeue_by_the_script_names_the_task() -> None:
     text = batch_script(BatchRequest(Path("/r/s"), Job(), "python", ArrayTasks([0, 1])))
     assert text.count('"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"') == 2
     assert 'show job "$SLURM_JOB_ID"' not in text
+
+
+def test_each_task_checks_the_config_of_its_run(tmp_path: Path) -> None:
+    (tmp_path / "005").mkdir()
+    array = ArrayTasks([0, 1, 2, 3, 5], None, [f"{one}f" for one in range(5)])
+    text = batch_script(BatchRequest(tmp_path, Job(), "/bin/echo", array))
+    done = subprocess.run(
+        ["bash", "-c", text.replace("sleep $pause", "exit")],
+        env={"SLURM_ARRAY_TASK_ID": "5", "SLURM_JOB_ID": "19", "PATH": "/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"-m hpcrun batch {tmp_path}/005 --submitted=4f\n"
