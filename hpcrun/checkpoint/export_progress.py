@@ -56,7 +56,7 @@ class ExportProgress:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the bytes of all files below ``folder``; a file may disappear meanwhile."""
+    """Return the bytes of all files below ``folder``; a file may disappear during the sum."""
     found = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -62,7 +62,7 @@ class KnownMessage:
 
     @functools.cached_property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """For each expression, texts in lower case, one of which is in every match; empty if unknown."""
+        """For each expression, texts in lower case, with at least one in every match; empty if unknown."""
         return tuple(map(literals, self.pattern))
 
     @property

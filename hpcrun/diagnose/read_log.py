@@ -220,7 +220,7 @@ class _Repeats:
         self._shapes: dict[object, int] = {}
 
     def skip(self, raw: bytes) -> bool:
-        """Return True for a line like many before, also of its own rank or node."""
+        """Return True for a line like many before, also of the same rank or node."""
         shape = raw[:_SHAPE].translate(None, b"0123456789")
         if self._count(shape) < _ALIKE:
             return False

@@ -51,7 +51,7 @@ class ExactState:
             HookStates([model], buckets=BucketOrder(model, for_hooks=True)) for model in models
         ]
         for one in self._hooks:
-            one.capture()  # refuses a hook whose state cannot be saved, before training
+            one.capture()  # refuses a hook with a state that cannot be saved, before training
         self._used: dict[str, int] = {}
         self._session = FolderSession(
             default_folder(folder),

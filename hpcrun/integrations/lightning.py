@@ -282,7 +282,7 @@ def _hide_slurm() -> None:
 
 
 def _keep_requeue(trainer: Any) -> None:
-    """Let Lightning requeue a job that hpcrun did not submit, after hpcrun's save in place of its own."""
+    """Let Lightning requeue a job that hpcrun did not submit, after hpcrun's save instead of Lightning's."""
     environment = trainer._accelerator_connector.cluster_environment
     signal_of_slurm = getattr(environment, "requeue_signal", None)
     if not getattr(environment, "auto_requeue", False) or signal_of_slurm is None:

@@ -111,7 +111,7 @@ class ExactResume(TrainerCallback):  # type: ignore[misc]
         model = trainer.model_wrapped
         self._buckets = BucketOrder(model)
         self._hooks = HookStates([model], buckets=BucketOrder(model, for_hooks=True))
-        self._hooks.capture()  # refuses a hook whose state cannot be saved, before training
+        self._hooks.capture()  # refuses a hook with a state that cannot be saved, before training
         if self._own:
             self._buckets.load_state_dict(self._own["buckets"])
             if note := self._hooks.restore(self._own.get("hooks")):

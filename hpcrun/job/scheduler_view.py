@@ -42,7 +42,7 @@ class JobView:
     ``restarts``: the controller's count. ``preempted``: the job runs in the grace time of a
     preemption, or ends because of one. ``base``: the states that COMPLETING hides, if Slurm shows them.
     ``timed_out``: the job used its whole time limit. ``suspended``: time of the newest suspension, or of its
-    end. ``script_killed``: SIGKILL has ended the batch script. Slurm then ends the job, and nobody has asked
+    end. ``script_killed``: SIGKILL has ended the batch script. Slurm then ends the job, and no user has asked
     for it: a requested end kills all processes of the batch script together, if any.
     """
 

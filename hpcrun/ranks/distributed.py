@@ -109,7 +109,7 @@ class DistributedConfig(BaseModel):
         too.
 
         Args:
-            path: the file, whose name ends in .yaml, .yml or .json.
+            path: the file, with a name that ends in .yaml, .yml or .json.
             rank: this process among all ranks, in a function of ``torch.multiprocessing.spawn``.
 
         Raises:

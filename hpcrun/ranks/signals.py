@@ -72,7 +72,7 @@ class StopFlag:
         """Replace handlers that were set after :meth:`install`, and return the names of their signals.
 
         A program's own handler would hide the signal, and the run would end without a save. Outside of the
-        main thread, which alone may set handlers, the list is empty.
+        main thread, the only thread that may set handlers, the list is empty.
         """
         # None: a handler that C code has set.
         others = [

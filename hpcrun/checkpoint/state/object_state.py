@@ -197,7 +197,7 @@ class ObjectStates:
         """Restore a result of :meth:`take` into ``live``, and return the value to use.
 
         Raises:
-            Exception: ``live`` is another object than the one of which the state was taken.
+            Exception: ``live`` is another object than the object that gave the state.
         """
         if type(saved) is tuple:
             known = live if isinstance(live, tuple) and len(live) == len(saved) else ()

@@ -45,7 +45,7 @@ _LONGEST, _DEEP = 1 << 14, 3
 class Script:
     """The content of a script.
 
-    ``settings``: in the order of the lines. ``broken``: settings whose line does something else, with the
+    ``settings``: in the order of the lines. ``broken``: settings in a line that does something else, with the
     reason. ``plain``: assignments without an export. ``exported``: names that are exported without a value.
     ``env_files``: files that a container reads, each with its place.
     """

@@ -22,7 +22,7 @@ _STEPS = 2.0**63
 """Steps in a table are below this number."""
 # Bytes to read at a time: the parsed objects of a block take five times its size.
 _BLOCK = 8 << 20
-# Each column is a dataset, whose head takes half a kilobyte.
+# Each column is a dataset with a head of half a kilobyte.
 MOST_COLUMNS = 600
 _LONGEST_TEXT = 1000
 _NO_METRICS = ("step", "time", "restart", "in_place")
@@ -146,7 +146,7 @@ class _Columns:
     def _add(
         self, rows: Sequence[dict[str, Any]], at: NDArray[np.int64], *, nested: bool = True
     ) -> None:
-        """Add ``rows``, whose numbers in the file are ``at``; the rows with equal keys together.
+        """Add ``rows`` with the numbers ``at`` in the file; the rows with equal keys together.
 
         A log has few sets of keys, such as those of training and of validation.
         """
@@ -180,7 +180,7 @@ class _Columns:
             return
         found = _numbers(values, kinds)
         if found is None and kinds & {int, float} and kinds & {str, bool}:
-            # Numbers stay numbers beside other values.
+            # Numbers stay numbers among other values.
             for chosen in (True, False):
                 some = [
                     number
@@ -277,7 +277,7 @@ def _text(value: Any) -> bytes:
 
 
 def _joined(parts: Sequence[NDArray[Any]], at: NDArray[np.int64], rows: int) -> NDArray[Any]:
-    """Return one array of length ``rows`` from the parts, whose values are those of the rows ``at``."""
+    """Return one array of length ``rows`` from the parts, with the values of the rows ``at``."""
     kinds = {part.dtype.kind for part in parts}
     if "S" in kinds:
         parts = [part if part.dtype.kind == "S" else _texts(part.tolist())[0] for part in parts]

@@ -26,7 +26,7 @@ _GONE = (
 )
 _UNWRITTEN = (
     "its ranks have ended, and their end is not written yet; if it stays so, the disk is full or read-only: "
-    "free some space there, and the run goes on"
+    "free some space there, and the run continues"
 )
 
 

@@ -111,7 +111,7 @@ class DistributedAMPTrainer(AMPTrainer):
             fsdp: sharding options for ``parallel="fsdp"``.
             preparation: activation checkpointing and compilation.
             comm_hook: how DDP compresses gradients: ``fp16``, ``bf16`` or ``powersgd``; None or ``none``: not
-                at all. A hook of your own: ``wrap_model().register_comm_hook(state, hook)``, before
+                at all. Your own hook: ``wrap_model().register_comm_hook(state, hook)``, before
                 :meth:`load_checkpoint`.
             powersgd_rank: rank of PowerSGD's factors.
             powersgd_start: steps with whole gradients before PowerSGD, at least 2.
