@@ -25,7 +25,7 @@ _MANY = 16
 
 
 def literals(pattern: str) -> tuple[str, ...]:
-    """Return texts in lower case, with at least one in each match of ``pattern``; empty if none is certain."""
+    """Return texts in lower case, with at least one in each match of ``pattern``; empty if unknown."""
     found, _ = _alternatives(pattern, 0)
     return found if len(found) <= _MANY else ()
 
