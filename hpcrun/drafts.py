@@ -5,11 +5,13 @@ This base module may be imported by every package.
 """
 
 import contextlib
+import errno
 import functools
 import os
 import re
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 PATIENCE = 3600.0
 """Seconds after its last change for which a draft of another host may still be in use."""
 
+SPECIAL = "is a device, a pipe or a socket, and no file"
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux (proc(5)).
 
 
@@ -54,6 +57,15 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{writer}.{os.urandom(6).hex()}.tmp")
 
 
+def is_special(path: Path) -> bool:
+    """Return True if ``path`` is a device, a pipe or a socket, such as /dev/null."""
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except OSError:  # missing, or the caller's own access reports the error
+        return False
+    return kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
     """Yield an empty draft for the block to fill; then ``path`` becomes the draft atomically and durably.
@@ -61,8 +73,11 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[Path]:
     A reader or a crash sees the old or the new file. The drafts of killed writers are removed first.
 
     Raises:
-        OSError: the disk refused; the old file is unchanged and the draft is removed.
+        OSError: the disk refused, or ``path`` is a device, a pipe or a socket, which a rename would destroy;
+            it is unchanged and the draft is removed.
     """
+    if is_special(path):
+        raise OSError(errno.EINVAL, SPECIAL, str(path))
     remove_left(path)
     draft = draft_of(path)
     try:

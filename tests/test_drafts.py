@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.drafts import draft_folder, draft_of, process_space, remove_left
+from hpcrun.drafts import draft_folder, draft_of, is_special, process_space, remove_left
+from hpcrun.errors import UserError
+from hpcrun.results.report.page import require_place
+from hpcrun.results.store import ResultsFile
+from hpcrun.run.files import write_atomic
 
 HOST = os.uname().nodename
 HERE = process_space()
@@ -79,3 +83,20 @@ def test_a_folder_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     assert len([*tmp_path.glob(".data.*.tmp")]) == 1
     with draft_folder(path) as own:
         assert [*tmp_path.glob(".data.*")] == [own]
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, through_a_link: bool) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(pipe)
+    output = link if through_a_link else pipe
+    for refused in (
+        lambda: require_place(output),
+        lambda: ResultsFile(output),
+        lambda: write_atomic(pipe, "x"),
+    ):
+        with pytest.raises((OSError, UserError), match="is a device, a pipe or a socket"):
+            refused()
+    assert sorted(tmp_path.iterdir()) == [link, pipe]
+    assert pipe.is_fifo()
+    assert is_special(Path("/dev/null"))

@@ -20,7 +20,7 @@ from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
-from hpcrun.drafts import draft_folder, sync
+from hpcrun.drafts import SPECIAL, draft_folder, is_special, sync
 from hpcrun.errors import one_line
 from hpcrun.printing import Progress
 
@@ -89,6 +89,8 @@ def export_model(
         )
     if as_folder and os.path.lexists(target):
         raise CheckpointError(f"{target}: exists already; remove it, or name a new folder")
+    if is_special(target):
+        raise CheckpointError(f"{target}: {SPECIAL}; choose another name")
     model = StoredModel(store, step, averaged=averaged)
     if kind == "safetensors":
         _require_tensors(model, target)

@@ -23,6 +23,7 @@ import yaml
 from h5py import h5d, h5g, h5o
 from numpy.typing import NDArray
 
+from hpcrun.drafts import SPECIAL, is_special
 from hpcrun.errors import ResultsError
 from hpcrun.results.collect.columns import (
     ParsedLines,
@@ -70,6 +71,8 @@ class ResultsFile:
         again = "move it away, and make it again with `hpcrun aggregate`"
         damaged = f"is damaged, or another program has changed it (its checksum is wrong); {again}"
         self._reader = TableReader()
+        if is_special(path.resolve()):
+            raise ResultsError(f"{path}: {SPECIAL}; choose another name")
         try:
             with path.open("rb") as stream:
                 head = stream.read(_BLOCK)

@@ -17,6 +17,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from hpcrun.drafts import SPECIAL, is_special
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
 from hpcrun.results.groups import BEST_IS_BIASED
@@ -63,6 +64,8 @@ def require_place(output: Path) -> None:
     """
     if output.is_dir():
         raise UserError(f"{output}: is a directory; name a file, such as {output / 'report.html'}")
+    if is_special(output.resolve()):
+        raise UserError(f"{output}: {SPECIAL}; choose another -o")
     folder = output.absolute().parent
     if not folder.is_dir():
         raise UserError(f"{folder}: no such directory; make it, or choose another -o")
