@@ -152,7 +152,7 @@ def _best(links: Mapping[Pair, float]) -> dict[str, float]:
 
 
 def _standing_out(values: Mapping[Key, float], least: float, more: float) -> list[Key]:
-    """Return the names whose value is at least ``least``, and far above the usual value of the others."""
+    """Return the names with a value of at least ``least``, and far above the usual value of the others."""
     found = []
     for name, value in values.items():
         usual = _lower_median(other for one, other in values.items() if one != name)
