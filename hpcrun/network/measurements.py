@@ -37,9 +37,9 @@ class NodeNetwork:
     """The network of a node, as the node reports it.
 
     ``host``: equal for two names of one machine. ``interface``: with the address that the other nodes use.
-    ``speed``: of the interface in Mbit/s; None: unknown. ``has_address_of``: other nodes whose address this
-    node has too. ``loopback_name``: its own name resolves only to loopback. ``wrong_variables``: statements
-    about variables that name no interface.
+    ``speed``: of the interface in Mbit/s; None: unknown. ``has_address_of``: other nodes with an address that
+    this node has too. ``loopback_name``: its own name resolves only to loopback. ``wrong_variables``:
+    statements about variables that name no interface.
     """
 
     host: str = ""

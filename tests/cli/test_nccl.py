@@ -40,10 +40,15 @@ def test_only_warnings_give_code_0_and_notes_need_an_option(tmp_path: Path) -> N
 def test_a_script_is_checked_with_its_lines(tmp_path: Path) -> None:
     script = "#!/bin/bash\nexport NCCL_IB_TIMEOUT=50\nsrun --export=ALL,NCCL_IB_HCA=a0,a1 x\n"
     (tmp_path / "train.sh").write_text(script)
-    code, out, _ = lint(tmp_path, "train.sh")
+    code, out, err = lint(tmp_path, "train.sh")
     assert code == 1
+    assert "2 variables in train.sh: 2 errors" in err
     assert "train.sh:2: error: NCCL_IB_TIMEOUT=50: should be 1 to 31" in out
     assert "train.sh:3: error: NCCL_IB_HCA=a0: --export cuts the value" in out
+    (tmp_path / "train.sh").write_text("#!/bin/bash\nsrun x\n")
+    code, out, err = lint(tmp_path, "train.sh")
+    assert (code, out) == (0, "")
+    assert "no variable of NCCL" in err
 
 
 def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) -> None:

@@ -67,7 +67,9 @@ def test_a_node_that_drops_packets_is_named(whole: SlurmCluster) -> None:
 @pytest.mark.slow
 def test_the_report_has_the_few_packets_that_were_lost(whole: SlurmCluster) -> None:
     whole.lossy_link("node3", 3)
-    assert check(whole)["nodes"][2]["resent"] > 0.01
+    report = check(whole)
+    assert report["nodes"][2]["resent"] > 0.01
+    assert report["exclude"] == ["node3"], report["findings"]
 
 
 def test_a_node_with_a_smaller_mtu_is_named(whole: SlurmCluster) -> None:
@@ -106,6 +108,27 @@ def test_a_slow_link_between_two_good_nodes_is_named(whole: SlurmCluster) -> Non
         report = check(whole)
     assert named(report) == [("link", ["node1", "node4"])], report["findings"]
     assert len(report["exclude"]) == 1
+
+
+@pytest.mark.slow
+def test_a_pair_without_a_connection_is_named(whole: SlurmCluster) -> None:
+    there = planted_faults.addresses(whole)["node4"]
+    # Slurm's port stays open.
+    with planted_faults.rules(whole, "node2", "input", f"ip saddr {there} tcp dport != 6818 drop"):
+        report = check(whole, "--all-reduce", "200")
+    assert named(report) == [("unreachable", ["node2", "node4"])], report["findings"]
+    assert "in both directions" in report["findings"][0]["words"]
+    assert report["collective"]["problem"] is None
+    assert len(report["collective"]["nodes"]) == len(whole.nodes) - 1
+
+
+@pytest.mark.slow
+def test_a_node_that_takes_no_task_is_named(whole: SlurmCluster) -> None:
+    # The order to start a task is larger than 1400 bytes.
+    with planted_faults.rules(whole, "node2", "input", "ip length > 1400 drop"):
+        report = check(whole)
+    assert named(report) == [("silent", ["node2"])], report["findings"]
+    assert "srun could not start a task there" in report["findings"][0]["words"]
 
 
 @pytest.mark.slow
