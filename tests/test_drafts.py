@@ -79,3 +79,20 @@ def test_a_folder_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     assert len([*tmp_path.glob(".data.*.tmp")]) == 1
     with draft_folder(path) as own:
         assert [*tmp_path.glob(".data.*")] == [own]
+
+
+@pytest.mark.parametrize("host", ["a/b", "../../x", "\udcff\n\x1b[2J", "", "é" * 64, "x" * 300])
+def test_any_host_name_gives_the_name_of_a_file(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    space = process_space.__wrapped__()
+    assert "/" not in space
+    with monkeypatch.context() as changed:
+        changed.setattr("hpcrun.drafts.process_space", lambda: space)
+        with draft_folder(tmp_path / ("n" * 100)) as folder:
+            assert folder.parent == tmp_path
+        left = draft_of(tmp_path / "a").with_suffix(".tmp")
+        left.touch()
+        remove_left(tmp_path / "a")
+        assert left.exists()

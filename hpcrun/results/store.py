@@ -32,6 +32,7 @@ from hpcrun.results.collect.columns import (
     structured,
 )
 from hpcrun.results.datasets import TableReader, TableWriter
+from hpcrun.run.files import open_regular
 
 if TYPE_CHECKING:
     from hpcrun.results.collect.run_reader import RunData
@@ -71,7 +72,7 @@ class ResultsFile:
         damaged = f"is damaged, or another program has changed it (its checksum is wrong); {again}"
         self._reader = TableReader()
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 head = stream.read(_BLOCK)
                 intact = head == _user_block(stream)
             if head.startswith(FORMAT.encode()) and not intact:

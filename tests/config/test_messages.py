@@ -96,7 +96,7 @@ def test_a_typing_error_in_any_key_suggests_that_key(key: str) -> None:
         ("train: {steps: null}", "train.steps: may not be null; give it a value or omit the key"),
         ("train: 5", "train: should be keys and values, not 5"),
         ("job: {cpu: maybe}", "job.cpu: should be true or false, not 'maybe'"),
-        ("job: {env: [A]}", 'job.env: should be keys and values, not ***'),
+        ("job: {env: [A]}", "job.env: should be keys and values, not ***"),
         ("job: {env: {A: [1]}}", "job.env.A: should be text, in quotes if it looks like"),
         ("job: {env: {A-B: 1}}", "job.env.A-B: is not a valid name of an environment variable"),
         ("job: {env: {UID: 1}}", "job.env.UID: is a variable that bash keeps read-only; remove it"),

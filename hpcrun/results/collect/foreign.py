@@ -26,8 +26,11 @@ from hpcrun.results.collect.columns import (
     parse_lines,
 )
 from hpcrun.results.collect.run_reader import line_problems
+from hpcrun.run.files import open_regular, read_at_most
 
 TENSORBOARD = "tfevents"
+# Bytes of a file of metrics, and of one with parameters: a device or a log has no end.
+_LARGEST, _LARGEST_PARAMETERS = 1 << 30, 1 << 24
 _HDF5 = (".h5", ".hdf5", ".nc")
 # W&B stores records as LevelDB's log does, after a head of 7 bytes: blocks of 32 KiB, and in them fragments
 # with CRC, length and kind (1: whole, 2: first, 3: middle, 4: last).
@@ -50,7 +53,7 @@ class FileContent:
 
 def is_array_file(path: Path) -> bool:
     """Return True for HDF5 and NPZ files, whose rows are data, not a log that restarts."""
-    return path.suffix in (*_HDF5, ".npz") or h5py.is_hdf5(path)
+    return path.suffix in (*_HDF5, ".npz") or (path.is_file() and h5py.is_hdf5(path))
 
 
 def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileContent:
@@ -66,6 +69,8 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
         ResultsError: hpcrun does not read the format, or its library is not installed.
         ValueError: the file is damaged, or has no such dataset.
     """
+    # HDF5's library waits for the writer of a FIFO.
+    open_regular(path).close()
     if TENSORBOARD in path.name:
         return FileContent(columns_of(_tensorboard_rows(path)))
     if path.suffix == ".wandb":
@@ -79,7 +84,7 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
             return _arrays(arrays, arrays, datasets, axis)
-    raw = path.read_bytes()
+    raw = read_at_most(path, _LARGEST)
     if path.suffix == ".json":
         return FileContent(_json(json.loads(raw)))
     if path.suffix != ".jsonl" and raw.strip() and not raw.lstrip().startswith(b"{"):
@@ -98,6 +103,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file has no keys and values.
     """
+    open_regular(path).close()
     if path.suffix == ".wandb":
         return _wandb(path).config
     if path.suffix in _HDF5 or h5py.is_hdf5(path):
@@ -108,7 +114,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
                 for name, group in groups.items()
                 for key, value in _attributes(group).items()
             }
-    raw = path.read_text()
+    raw = read_at_most(path, _LARGEST_PARAMETERS).decode()
     value = (
         json.loads(raw)
         if path.suffix == ".json"
@@ -224,7 +230,7 @@ def _values(place: str, values: NDArray[Any]) -> Any:
 
 
 def _csv(path: Path) -> FileContent:
-    raw = path.read_bytes()
+    raw = read_at_most(path, _LARGEST)
     # The writer may be in the middle of a number.
     end = raw.rfind(b"\n") + 1
     text = raw[:end].decode("utf-8-sig")
@@ -294,7 +300,7 @@ def _wandb(path: Path) -> FileContent:
         raise ResultsError(f"{path}: W&B files need wandb: `pip install wandb`") from error
     rows: list[dict[str, Any]] = []
     config: dict[str, Any] = {}
-    records, rest = _wandb_records(path.read_bytes())
+    records, rest = _wandb_records(read_at_most(path, _LARGEST))
     for record in records:
         parsed = Record.FromString(record)
         for item in (*parsed.run.config.update, *parsed.config.update):
