@@ -22,6 +22,9 @@ PATIENCE = 3600.0
 SPECIAL = "is a device, a pipe or a socket, and no file"
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux (proc(5)).
 
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_HOST = 64
+
 
 @functools.cache
 def process_space() -> str:
@@ -29,7 +32,8 @@ def process_space() -> str:
 
     Two containers may have one host name, and each its own process 7 (pid_namespaces(7)).
     """
-    host = socket.gethostname()
+    # A container may have any name, such as one with a slash, and a file's name has at most 255 bytes.
+    host = _NOT_IN_NAMES.sub("_", socket.gethostname())[:_LONGEST_HOST]
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return f"{host}-{boot[:8]}-{Path('/proc/self/ns/pid').stat().st_ino}"

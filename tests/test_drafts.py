@@ -100,3 +100,20 @@ def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, through_a_link: bool
     assert sorted(tmp_path.iterdir()) == [link, pipe]
     assert pipe.is_fifo()
     assert is_special(Path("/dev/null"))
+
+
+@pytest.mark.parametrize("host", ["a/b", "../../x", "\udcff\n\x1b[2J", "", "é" * 64, "x" * 300])
+def test_any_host_name_gives_the_name_of_a_file(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    space = process_space.__wrapped__()
+    assert "/" not in space
+    with monkeypatch.context() as changed:
+        changed.setattr("hpcrun.drafts.process_space", lambda: space)
+        with draft_folder(tmp_path / ("n" * 100)) as folder:
+            assert folder.parent == tmp_path
+        left = draft_of(tmp_path / "a").with_suffix(".tmp")
+        left.touch()
+        remove_left(tmp_path / "a")
+        assert left.exists()

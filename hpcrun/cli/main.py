@@ -57,6 +57,8 @@ exit codes:
 
 _INTERRUPTED = 130
 
+_LONGEST_LINE = 1200
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with its error on one line that ends with a remedy, and without abbreviated options."""
@@ -75,11 +77,12 @@ class Parser(argparse.ArgumentParser):
         known = [option for action in self._actions for option in action.option_strings]
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
-            option = unknown.split("=")[0].split()[0]
+            # The first of the words may be empty.
+            option = (unknown.split("=")[0].split() or ["''"])[0]
             what = "no such option" if option.startswith("-") else "one argument too many"
             message = f"{option}: {what}{_near(option, known)}"
         text = _hidden(message.removeprefix("argument "), sys.argv[1:])
-        say_aside(f"{self.prog}: {text} (see {self.prog} --help)")
+        say_aside(_bounded(f"{self.prog}: {text} (see {self.prog} --help)"))
         self.exit(2)
 
 
@@ -255,8 +258,13 @@ def _show_traceback(
 def print_refusal(*lines: str) -> int:
     """Print the lines of a refusal, and return its exit code."""
     for line in lines:
-        say_aside(f"hpcrun: {line}")
+        say_aside(_bounded(f"hpcrun: {line}"))
     return 2
+
+
+def _bounded(line: str) -> str:
+    """Return the begin and the end of a long line: a word of the command line may have 128 KiB."""
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 300]} … {line[-297:]}"
 
 
 def _in_a_line(error: OSError) -> str:

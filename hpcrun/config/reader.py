@@ -52,8 +52,9 @@ if yaml.__with_libyaml__:
 else:
     _FAST = None
 
+_LOADERS: list[Any] = [_Loader, *filter(None, [_FAST])]
 for _name, _pattern in SCALARS.items():
-    for _reader in filter(None, (_Loader, _FAST)):
+    for _reader in _LOADERS:
         _reader.add_implicit_resolver(_TAG + _name, _pattern, None)
 
 DEEPEST = 100
@@ -112,7 +113,8 @@ def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
                 depth += isinstance(event, yaml.CollectionStartEvent)
                 depth -= isinstance(event, yaml.CollectionEndEvent)
                 if depth > DEEPEST:
-                    raise ConfigError([Problem(place(event.start_mark.line + 1), "", TOO_DEEP)])
+                    line = event.start_mark.line + 1 if event.start_mark else 1
+                    raise ConfigError([Problem(place(line), "", TOO_DEEP)])
             return _FAST(text).get_single_node()
         except yaml.YAMLError:
             # PyYAML's own parser reports it in the same words as for a short text.

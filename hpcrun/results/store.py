@@ -33,6 +33,7 @@ from hpcrun.results.collect.columns import (
     structured,
 )
 from hpcrun.results.datasets import TableReader, TableWriter
+from hpcrun.run.files import open_regular
 
 if TYPE_CHECKING:
     from hpcrun.results.collect.run_reader import RunData
@@ -74,7 +75,7 @@ class ResultsFile:
         if is_special(path.resolve()):
             raise ResultsError(f"{path}: {SPECIAL}; choose another name")
         try:
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 head = stream.read(_BLOCK)
                 intact = head == _user_block(stream)
             if head.startswith(FORMAT.encode()) and not intact:

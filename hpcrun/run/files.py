@@ -169,6 +169,19 @@ def open_regular(path: Path) -> BinaryIO:
     return open(path, "rb", opener=_only_regular)
 
 
+def read_at_most(path: Path, most: int) -> bytes:
+    """Return the content of a file that a user has named, which may be a device or of any size.
+
+    Raises:
+        OSError: the file cannot be read, is not a regular file, or has more than ``most`` bytes.
+    """
+    with open_regular(path) as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"Larger than {most >> 20} MiB", str(path))
+    return content
+
+
 def _only_regular(path: str | Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
     mode = os.fstat(descriptor).st_mode

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,63 @@ def test_a_new_rank_removes_the_folder_of_a_killed_rank(
             kept = {str(path) for path in tmp_path.glob("hpcrun-*")}
             assert kept == {living.variables[VARIABLE], later.variables[VARIABLE]}
     assert list(tmp_path.glob("*hpcrun-*")) == []
+
+
+def deep(place: Path) -> None:
+    """Make more levels than Python's rmtree can remove."""
+    before = os.open(".", os.O_RDONLY)
+    place.mkdir()
+    os.chdir(place)
+    for _ in range(1500):
+        os.mkdir("d")  # noqa: PTH102  (relative to the deepest folder)
+        os.chdir("d")
+    os.fchdir(before)
+    os.close(before)
+
+
+def of_another_user(place: Path) -> None:
+    place.mkdir(mode=0o777)
+    place.chmod(0o777)
+    (place / "file").touch()
+    os.chown(place, 65534, -1)
+
+
+def deep_of_another_user(place: Path) -> None:
+    deep(place)
+    os.chown(place, 65534, -1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        deep,
+        deep_of_another_user,
+        of_another_user,
+        Path.touch,
+        os.mkfifo,
+        lambda place: place.symlink_to("/etc"),
+        lambda place: place.symlink_to(place),
+    ],
+)
+def test_strange_files_in_the_nodes_memory_disturb_no_script(
+    make: Callable[[Path], object],
+    run: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if make in (of_another_user, deep_of_another_user) and os.geteuid() != 0:
+        pytest.skip("only root can make files of another user")
+    monkeypatch.setattr(script_end, "memory_folder", lambda: tmp_path)
+    strange = tmp_path / "hpcrun-progress-evil"
+    make(strange)
+    inside = strange.stat().st_mtime_ns if make is of_another_user else None
+    with ProgressWatch(run, FIRST, 0) as progress:
+        assert Path(progress.variables[VARIABLE]).is_dir()
+    if inside is not None:
+        assert (strange / "file").exists()
+        assert strange.stat().st_mtime_ns == inside
+    assert os.path.lexists(strange)
+    subprocess.run(["rm", "-rf", strange], check=True)
 
 
 def test_a_save_counts_for_the_stop_only_after_the_signal(

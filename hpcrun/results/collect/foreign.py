@@ -27,9 +27,12 @@ from hpcrun.results.collect.columns import (
     parse_lines,
 )
 from hpcrun.results.collect.run_reader import line_problems, named_misfits
-from hpcrun.results.collect.tables import FileContent, read_csv
+from hpcrun.results.collect.tables import LARGEST, FileContent, read_csv
+from hpcrun.run.files import open_regular, read_at_most
 
 TENSORBOARD = "tfevents"
+# Bytes of a file with parameters.
+_LARGEST_PARAMETERS = 1 << 24
 _HDF5 = (".h5", ".hdf5", ".nc")
 # W&B stores records as LevelDB's log does, after a head of 7 bytes: blocks of 32 KiB, and in them fragments
 # with CRC, length and kind (1: whole, 2: first, 3: middle, 4: last).
@@ -38,7 +41,7 @@ _WANDB_BLOCK, _WANDB_HEAD = 1 << 15, 7
 
 def is_array_file(path: Path) -> bool:
     """Return True for HDF5 and NPZ files, whose rows are data, not a log that restarts."""
-    return path.suffix in (*_HDF5, ".npz") or h5py.is_hdf5(path)
+    return path.suffix in (*_HDF5, ".npz") or (path.is_file() and h5py.is_hdf5(path))
 
 
 def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileContent:
@@ -54,6 +57,8 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
         ResultsError: hpcrun does not read the format, or its library is not installed.
         ValueError: the file is damaged, or has no such dataset.
     """
+    # HDF5's library waits for the writer of a FIFO.
+    open_regular(path).close()
     if TENSORBOARD in path.name:
         return FileContent(columns_of(_tensorboard_rows(path)))
     if path.suffix == ".wandb":
@@ -67,7 +72,7 @@ def read_metrics(path: Path, datasets: Mapping[str, str], axis: int) -> FileCont
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
             return _arrays(arrays, arrays, datasets, axis)
-    raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    raw = read_at_most(path, LARGEST).removeprefix(codecs.BOM_UTF8)
     if not raw.strip():
         return FileContent(problems=["is empty"])
     if path.suffix == ".json":
@@ -91,6 +96,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file has no keys and values.
     """
+    open_regular(path).close()
     if path.suffix == ".wandb":
         return _wandb(path).config
     if path.suffix in _HDF5 or h5py.is_hdf5(path):
@@ -101,7 +107,7 @@ def read_parameters(path: Path) -> dict[str, Any]:
                 for name, group in groups.items()
                 for key, value in _attributes(group).items()
             }
-    raw = path.read_text()
+    raw = read_at_most(path, _LARGEST_PARAMETERS).decode()
     value = (
         json.loads(raw)
         if path.suffix == ".json"
@@ -265,7 +271,7 @@ def _wandb(path: Path) -> FileContent:
         raise ResultsError(f"{path}: W&B files need wandb: `pip install wandb`") from error
     rows: list[dict[str, Any]] = []
     config: dict[str, Any] = {}
-    records, rest = _wandb_records(path.read_bytes())
+    records, rest = _wandb_records(read_at_most(path, LARGEST))
     for record in records:
         parsed = Record.FromString(record)
         for item in (*parsed.run.config.update, *parsed.config.update):

@@ -46,6 +46,7 @@ from hpcrun.results.collect.run_reader import (
     signature,
 )
 from hpcrun.results.collect.tables import FileContent
+from hpcrun.run.files import read_at_most
 
 _RANKS = (
     "goes back to an earlier step, and a restart hides rows; add `rows: samples` to the mapping "
@@ -98,7 +99,7 @@ def read_mapping(path: Path) -> RunMapping:
         ResultsError: the file is missing or is not a mapping.
     """
     try:
-        text = path.read_text()
+        text = read_at_most(path, 1 << 20).decode()
         value, _ = read_yaml(text, lambda line: f"{path}:{line}")
         if not isinstance(value, dict):
             raise ResultsError(f"{path}: should be keys and values, such as `metrics: x.csv`")

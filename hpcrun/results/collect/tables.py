@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 from hpcrun.results.collect.column_types import misfit_problems
 from hpcrun.results.collect.columns import ParsedLines, columns_of
 from hpcrun.results.collect.run_reader import line_problems
+from hpcrun.run.files import read_at_most
 
+LARGEST = 1 << 30
+"""Bytes of a file of metrics: a device or a log has no end."""
 _DELIMITERS = ",\t;|"
 _NAMED_LINES = 5
 _MARK = "\ufeff"
@@ -47,7 +50,7 @@ def read_csv(path: Path) -> FileContent:
         OSError: the file cannot be read.
         ValueError: the file has no header, or is not UTF-8.
     """
-    raw = path.read_bytes()
+    raw = read_at_most(path, LARGEST)
     # The writer may be in the middle of a number.
     end = raw.rfind(b"\n") + 1
     text = raw[:end].decode("utf-8-sig")

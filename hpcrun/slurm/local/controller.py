@@ -389,7 +389,7 @@ def say(text: str) -> None:
 def tell(request: JobRequest, state: State, restart: int, tasks: Sequence[int] = ()) -> bool:
     """Publish the job's state; on a full disk the old state remains, and the tasks continue."""
     if _replaced(request) is not None:
-        return None
+        return True
     with _full_disk_tolerated(f"state {state}"):
         write_status(Path(request.folder), own_status(request, state, restart, tasks))
         return True
