@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.diagnose.causes import Diagnosis, first_cause
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import (
@@ -104,6 +104,8 @@ def finalize(
     diagnosis, step = evidence.diagnosis, last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     facts: dict[str, Any] = {}
+    if crashed and crashed.failure and not blames_node(crashed):
+        facts["failure"] = crashed.failure
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step

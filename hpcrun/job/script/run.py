@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.run_lines import script_exception
+from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
 from hpcrun.job.history import starts_before
@@ -162,8 +162,8 @@ def run_script(
             return exit_codes.FAILED
         return exit_codes.DONE
     if code:
-        said = script_exception(folder / f"rank-{config.rank:05d}.log")
-        record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
+        error = script_error(folder / f"rank-{config.rank:05d}.log", code)
+        record_end(folder, config.rank, ScriptEnd(command, code, error), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
 
 
