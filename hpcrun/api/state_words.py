@@ -1,5 +1,6 @@
 """The state of a run in plain words, for readers who do not know Slurm's states."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,16 @@ def state_in_words(state: RunState, events: Sequence[Event], now: float) -> str:
         return _running(state, events)
     if state.word == "new":
         return "not submitted yet"
-    return _with_detail(state.word, state.detail)
+    return _with_detail(state.word, own_message_first(state.detail))
+
+
+_OF_RANK = re.compile(r"(?P<rank>rank \d+ on [^\s:]+): (?P<message>[^;]+)(?P<rest>.*)", re.DOTALL)
+
+
+def own_message_first(detail: str) -> str:
+    """Return ``detail`` with the message of a failed rank before its rank and node: a table cuts the end."""
+    found = _OF_RANK.fullmatch(detail)
+    return f"{found['message']} ({found['rank']}){found['rest']}" if found else detail
 
 
 def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:

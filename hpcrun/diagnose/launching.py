@@ -25,7 +25,8 @@ _PLAINLY_ASKED = re.compile(
 )
 _ASKED = re.compile(
     r"unrecognized|ambiguous|\binvalid\b|illegal|must (?:specify|be)|mutually exclusive|exceeds|requires"
-    r"|conflict|can(?:not| ?not|'t) be (?:used|combined)|can only be|not (?:supported|permitted|allowed|valid)"
+    r"|conflict|can(?:not| ?not|'t) be (?:used|combined)|can only be"
+    r"|not (?:supported|permitted|allowed|valid)"
     r"|option .+ an argument|more processors requested|memory required by task",
     re.IGNORECASE,
 )
@@ -33,7 +34,8 @@ _ASKED = re.compile(
 _PASSES = re.compile(
     r"contact|connect|timed out|timeout|credential|munge|authenticat|protocol|version|slurmctld|controller"
     r"|configuration (?:source|file)|node (?:fail|name)|not ready|\bbusy|drain|zero bytes|expired"
-    r"|invalid job id|already complet|no space|malloc|cannot allocate|\bfork\b|pthread|resolve|address|temporar|try again"
+    r"|invalid job id|already complet|no space|malloc|cannot allocate|\bfork\b|pthread|resolve|address"
+    r"|temporar|try again"
     r"|unexpected message|slurm\.conf",
     re.IGNORECASE,
 )
@@ -85,8 +87,8 @@ def launch_failure(
     absent = _NO_SRUN.search(batch_log)
     if absent:
         line = (
-            f"srun: {absent['why']}: the PATH of the batch script lacks Slurm's programs; add their folder in "
-            "the profile that batch scripts read, or remove --export from job.sbatch_args"
+            f"srun: {absent['why']}: the PATH of the batch script lacks Slurm's programs; add their folder "
+            "in the profile that batch scripts read, or remove --export from job.sbatch_args"
         )
         return Diagnosis(line, host=node_name(), bad_input=not worked)
     unprepared = _node_setup_failure(logs, worked=worked) if logs else None

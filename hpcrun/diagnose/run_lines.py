@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import signal_name
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.read_log import HEAD, TAIL, LogLine, read_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
@@ -49,7 +50,7 @@ def lines_of_attempt(
         yield from _of_attempt(mine, attempt)
     for event in events:
         if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
-            reason = event.fields.get("reason", "")
+            reason = str(event.fields.get("reason", "")).removeprefix(f"{event.cause}: ")
             text = f"hpcrun: the attempt ended: {event.cause}: {reason}"
             host = event.fields.get("host")
             yield LogLine(text, "events.jsonl", node=host, time=event.time, failure=True)
@@ -60,6 +61,25 @@ def lines_of_attempt(
             )
             node = record.nodes[0] if len(record.nodes) == 1 else None
             yield LogLine(text, "sacct", node=node, time=record.end)
+
+
+# Bytes of each log's ends, and logs, that the batch step reads.
+_HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
+
+
+def hopeless_cause(run: RunDirectory, attempt: Attempt, nodes: int) -> FailureFinding | None:
+    """Return what ``hpcrun doctor`` finds in the logs of ``attempt``, if a retry never helps.
+
+    Args:
+        nodes: the number of nodes of the attempt, 0 if unknown.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    lines = lines_of_attempt(run, attempt, (), head=_HEAD, tail=_TAIL, most_files=_MOST_FILES)
+    found = find_cause(lines, nodes)
+    certain = found is not None and found.retry == "never" and found.confidence == "high"
+    return found if certain else None
 
 
 def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:

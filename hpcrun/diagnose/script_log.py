@@ -1,4 +1,4 @@
-"""The error that ended a script, as its log shows it: Python's traceback, torchrun's report, or the last line.
+"""The error that ended a script, from its log: Python's traceback, torchrun's report, or the last line.
 
 torchrun's own report comes last and has no reason. The message of the failed rank is before the
 report, among those of ranks that only lost a peer.
@@ -127,8 +127,8 @@ def _raised(text: str) -> ScriptError | None:
     found = raised and _EXCEPTION.match(raised)
     if not raised or not found:
         unread = None
-        for unread in _UNREAD.finditer(text):
-            pass
+        for compiled in _UNREAD.finditer(text):
+            unread = compiled
         if unread is None or text[unread.end() :].count("\n") > _AFTER:
             return None
         name, _, message = unread["raised"].partition(": ")

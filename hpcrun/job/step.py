@@ -369,8 +369,8 @@ def take_over_variables() -> BatchJob:
     own = own_variables(os.environ, facts, origin)
     if lost := inherited_options(os.environ, facts, origin):
         print(
-            f"hpcrun: {', '.join(lost)}: of the shell or job that has submitted this job, not passed on to the "
-            "ranks; sbatch's options and the lines of the batch script count",
+            f"hpcrun: {', '.join(lost)}: of the shell or job that has submitted this job, not passed on to "
+            "the ranks; sbatch's options and the lines of the batch script count",
             flush=True,
         )
     os.environ.clear()

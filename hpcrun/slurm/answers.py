@@ -261,9 +261,7 @@ def remedy_of_refusal(words: str) -> str:
     if classify_requeue_error(words) == "transient":
         return "Slurm's controller does not answer: submit again later, or tell an administrator"
     if "Invalid job array specification" in words:
-        return (
-            "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
-        )
+        return "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
     return "change the `job:` section or the flags, and see `sinfo`"
 
 

@@ -1,7 +1,7 @@
-"""The variables of a batch job: its own, and those that sbatch has passed on from the shell or job of its caller.
+"""The variables of a batch job: its own, and those that sbatch has passed on from its caller.
 
-srun reads many variables as options. A job that a task of another job has submitted would bind its ranks to the
-CPUs of that task (SLURM_CPU_BIND), or place the ranks in its order (SLURM_DISTRIBUTION).
+srun reads many variables as options. A job that a task of another job has submitted would bind its ranks to
+the CPUs of that task (SLURM_CPU_BIND), or place the ranks in its order (SLURM_DISTRIBUTION).
 """
 
 import os
@@ -14,7 +14,7 @@ from hpcrun.slurm.commands import given_option
 
 # Variables of another step, and choices that hpcrun or the step makes itself, such as the exported variables.
 _NEVER = ("SLURM_STEP", "SLURM_MEM_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV")
-# A person may set these two for srun. In a task Slurm sets them together with a variable that ends in _TYPE.
+# A person may set these two for srun.
 _BINDINGS = ("SLURM_CPU_BIND", "SLURM_MEM_BIND")
 _RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _KINDS = {
@@ -25,7 +25,8 @@ _KINDS = {
 }
 # Only the tasks of a step have these; recorded with 22.05 and 26.05.
 _OF_A_STEP = ("SLURM_SRUN_COMM_HOST", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_STEP_NODELIST")
-# Variables that sbatch sets for one of these options, and that srun reads; srun(1), "input environment variables".
+# Variables that sbatch sets for one of these options, and that srun reads (srun(1), "input environment
+# variables").
 _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "SLURM_CORE_SPEC": ("core-spec", "S"),
     "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
@@ -46,6 +47,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "SLURM_NTASKS_PER_GPU": ("ntasks-per-gpu",),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node", "tasks-per-node"),
     "SLURM_NTASKS_PER_SOCKET": ("ntasks-per-socket",),
+    "SLURM_OPEN_MODE": ("open-mode",),
     "SLURM_OVERCOMMIT": ("overcommit", "O"),
     "SLURM_PROFILE": ("profile",),
     "SLURM_SPREAD_JOB": ("spread-job",),
@@ -57,10 +59,14 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 _SRUN_ONLY = frozenset(
     f"SLURM_{name}"
     for name in (
-        *("EXACT", "IMMEDIATE", "KILL_BAD_EXIT", "LABELIO", "MPI_TYPE", "OPEN_MODE", "OVERLAP"),
+        *("EXACT", "IMMEDIATE", "KILL_BAD_EXIT", "LABELIO", "MPI_TYPE", "OVERLAP"),
         *("REMOTE_CWD", "RESV_PORTS", "STDERRMODE", "STDINMODE", "STDOUTMODE", "TASK_EPILOG"),
         *("TASK_PROLOG", "TIMELIMIT", "UNBUFFEREDIO", "WAIT", "WORKING_DIR"),
     )
+)
+_OF_PLACEMENT = frozenset(
+    f"SLURM_{name}"
+    for name in ("DISTRIBUTION", "GPU_BIND", "HINT", "THREADS_PER_CORE", "TRES_BIND")
 )
 _MOST_BYTES = 1 << 16
 
@@ -70,8 +76,8 @@ class Origin:
     """The origin of a batch script's variables.
 
     Attributes:
-        given: the environment with which Slurm has started the script; None: unknown, so every variable counts
-            as given. A variable with another value now is the script's own.
+        given: the environment with which Slurm has started the script; None: unknown, so every variable
+            counts as given. A variable with another value now is the script's own.
         lines: the words of the script's ``#SBATCH`` lines.
     """
 
@@ -125,11 +131,10 @@ def own_variables(
     own = {
         name: value
         for name, value in environ.items()
-        if name not in _RANK
-        and (not name.startswith(_NEVER) or _is_own_binding(name, environ, origin))
+        if name not in _RANK and (not name.startswith(_NEVER) or name in _BINDINGS)
     }
-    for name in inherited_options(own, job, origin):
-        del own[name]
+    for name in inherited_options(environ, job, origin):
+        own.pop(name, None)
     if job:
         own = {name: own[name] for name in own if _KINDS.get(name, "JobId") in job}
         if job.get("Restarts", "").isdecimal() and "SLURM_RESTART_COUNT" in own:
@@ -147,7 +152,7 @@ def inherited_options(
         job: as for :func:`own_variables`.
         origin: the origin of the variables.
     """
-    names = (*_OPTIONS, *sorted(_SRUN_ONLY))
+    names = (*_BINDINGS, *_OPTIONS, *sorted(_SRUN_ONLY))
     return [
         name
         for name in names
@@ -170,6 +175,9 @@ def _is_own_option(
     in_a_step = any(marker in given for marker in _OF_A_STEP)
     if name in _SRUN_ONLY:
         return not in_a_step
+    if name in _BINDINGS:
+        # A person may set them in the batch script. In a task Slurm sets them together with a type.
+        return origin.given is None and f"{name}_TYPE" not in environ and not in_a_step
     if name == "SLURM_CPUS_PER_TASK" and "CPUs/Task" in job:
         return job["CPUs/Task"] == environ[name]
     if name.replace("SLURM_", "SBATCH_") in given:
@@ -178,8 +186,8 @@ def _is_own_option(
     words = [*origin.lines, *(_sbatch_options(line) if line else [])]
     if any(_given(words, option) for option in _OPTIONS[name]):
         return True
-    # Without the line of the submission (before 23.11), the options are unknown.
-    return line is None and not in_a_step
+    # Without the line of the submission (as in 22.05), the options are unknown. srun in a step sets these.
+    return line is None and not (in_a_step and name in _OF_PLACEMENT)
 
 
 def _given(words: list[str], option: str) -> bool:
@@ -191,11 +199,3 @@ def _given(words: list[str], option: str) -> bool:
 def _sbatch_options(line: str) -> list[str]:
     """Return the options of sbatch in its command line, and perhaps words of its script's arguments."""
     return [word for word in _words(line) if word.startswith("-")]
-
-
-def _is_own_binding(name: str, environ: Mapping[str, str], origin: Origin) -> bool:
-    """Return True if a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
-    if name not in _BINDINGS:
-        return False
-    of_script = origin.given is not None and _is_of_script(name, environ, origin)
-    return of_script or f"{name}_TYPE" not in environ

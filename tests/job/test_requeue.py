@@ -153,7 +153,9 @@ def test_a_scontrol_that_cannot_run_does_not_hold_the_nodes(
     elif how == "closed":
         program.write_text("no program")
     else:
-        program.write_text("#!/bin/sh\necho 'scontrol: Incompatible versions of client' >&2; exit 1\n")
+        program.write_text(
+            "#!/bin/sh\necho 'scontrol: Incompatible versions of client' >&2; exit 1\n"
+        )
     clock, told = Hours(desk), list[str]()
     assert requeue(FIRST, lambda *said: told.extend(said), until=1e9, clock=clock) == "refused"
     assert clock.waits == [5.0, 10.0, 20.0, 30.0]

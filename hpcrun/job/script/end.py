@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class ScriptEnd:
 
     command: Sequence[str]
     code: int
-    error: ScriptError = ScriptError()
+    error: ScriptError = field(default_factory=ScriptError)
 
     @property
     def kind(self) -> str:

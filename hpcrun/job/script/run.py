@@ -37,7 +37,7 @@ from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
@@ -122,7 +122,15 @@ def run_script(
             progress.note_start()
         copies = None
         if config.rank == 0 and launcher is None and met.launch_method in ("slurm", "local"):
-            copies = CopyWatch(command, Path.cwd(), folder, met.master_port, met.world_size)
+            copies = CopyWatch(
+                command,
+                Path.cwd(),
+                folder,
+                met.master_port,
+                met.world_size,
+                environ=environ,
+                tell=lambda line: note(run, "copies", attempt, reason=line),
+            )
         watch = ScriptWatch(
             child,
             run,

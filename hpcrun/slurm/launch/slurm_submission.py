@@ -72,8 +72,8 @@ def fitted_to_slurm(config: Config, *, submits: bool = False) -> Config:
     """
     if submits and shutil.which("scontrol") is None:
         raise LaunchError(
-            "scontrol is not on PATH, or may not be executed: hpcrun could not requeue the job; add the folder of "
-            "Slurm's commands to PATH, as on a login host"
+            "scontrol is not on PATH, or may not be executed: hpcrun could not requeue the job; add the "
+            "folder of Slurm's commands to PATH, as on a login host"
         )
     # Without an answer the request cannot be fitted to the nodes of the cluster.
     if submits and not config.job.cpu and _is_away():

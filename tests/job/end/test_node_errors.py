@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt
+from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
-from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job.script.end import ScriptEnd, record_end
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
@@ -136,6 +138,37 @@ def test_a_successor_s_script_words_are_no_bad_input(
     record_end(run.attempt_logs(Attempt("8", 0)), 0, ScriptEnd(["a.py"], 2, usage), None)
     classification = finalize(run, later, 1, Budgets(script=True))
     assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "seconds", "cause"),
+    [
+        ("srun: error: Requested node configuration is not available", 1, 5.0, Cause.BAD_INPUT),
+        ("rendezvous: environment variable RANK expected, but not set", 1, 5.0, Cause.BAD_INPUT),
+        # The script may have survived the message for long.
+        ("srun: error: Requested node configuration is not available", 1, 90.0, Cause.CRASH),
+        ("srun: error: Requested node configuration is not available", -9, 5.0, Cause.CRASH),
+        ("srun: error: Node failure on n1", 1, 5.0, Cause.CRASH),
+    ],
+)
+def test_what_doctor_calls_hopeless_is_not_started_again(
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    code: int,
+    seconds: float,
+    cause: Cause,
+) -> None:
+    opened(run, FIRST, nodes=1, script=True)
+    ends = time.time() + seconds
+    monkeypatch.setattr(time, "time", lambda: ends)
+    logs = run.attempt_logs(FIRST)
+    record_end(logs, 1, ScriptEnd(["a.sh"], code, ScriptError(last_line="bye")), None)
+    (logs / "rank-00001.log").write_text(f"begins\n{said}\nbye\n")
+    found = finalize(run, FIRST, 1, Budgets(script=True))
+    assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
+    named = find_cause(lines_of_attempt(run, FIRST, []))
+    assert (named is not None and named.retry == "never") or cause is Cause.CRASH
 
 
 MISSING = ScriptError("FileNotFoundError", "[Errno 2] No such file: 'a'", "/me/a.py:3")

@@ -6,7 +6,6 @@ from hpcrun.job.history import AttemptRecord, histories, last_committed
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.run.events import Attempt, Cause, Event
 
-
 CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
 PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
 

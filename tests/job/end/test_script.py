@@ -87,7 +87,9 @@ def test_a_failed_end_has_its_own_message_or_its_code() -> None:
     assert (failure.where, failure.step) == ("/me/a.py:3", 7)
     # A thread of gloo may abort the interpreter at its exit.
     assert ScriptEnd(["a.py"], -6, raised).kind == "Broken"
-    assert ScriptEnd(["a.py"], -9, raised).message == "a.py was killed by SIGKILL: Broken: bad sample"
+    assert (
+        ScriptEnd(["a.py"], -9, raised).message == "a.py was killed by SIGKILL: Broken: bad sample"
+    )
     launched = ScriptEnd(["a.py"], 1, replace(raised, rank=3, code=1))
     assert launched.message == "bad sample (rank 3 of the launcher)"
     told = ScriptEnd(["a.sh"], 3, ScriptError(last_line="epoch 7"))
