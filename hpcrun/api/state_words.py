@@ -42,7 +42,10 @@ _OF_RANK = re.compile(r"(?P<rank>rank \d+ on [^\s:]+): (?P<message>[^;]+)(?P<res
 def own_message_first(detail: str) -> str:
     """Return ``detail`` with the message of a failed rank before its rank and node: a table cuts the end."""
     found = _OF_RANK.fullmatch(detail)
-    return f"{found['message']} ({found['rank']}){found['rest']}" if found else detail
+    if not found:
+        return detail
+    message = found["message"].removeprefix("ScriptFailed: ")
+    return f"{message} ({found['rank']}){found['rest']}"
 
 
 def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:

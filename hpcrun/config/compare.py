@@ -200,19 +200,19 @@ def _changed(before: Any, after: Any) -> tuple[str, str]:
     lists = isinstance(before, list) and isinstance(after, list)
     if not lists or max(len(before), len(after)) <= _LONG_LIST:
         return str(before), str(after)
-    texts = [[*map(str, words)] for words in (before, after)]
+    old, new = [*map(str, before)], [*map(str, after)]
     shown: tuple[list[str], list[str]] = ([], [])
-    matcher = SequenceMatcher(None, *texts, autojunk=False)
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
     for what, first, end, new_first, new_end in matcher.get_opcodes():
         if what == "equal":
-            option = texts[0][end - 1]
-            kept = ["…", option] if end < len(texts[0]) and option.startswith("-") else ["…"]
+            option = old[end - 1]
+            kept = ["…", option] if end < len(old) and option.startswith("-") else ["…"]
             kept = [option] if end - first == 1 and len(kept) > 1 else kept
             for words in shown:
                 words += kept
         else:
-            shown[0].extend(texts[0][first:end])
-            shown[1].extend(texts[1][new_first:new_end])
+            shown[0].extend(old[first:end])
+            shown[1].extend(new[new_first:new_end])
     before, after = (" ".join(words).replace("… …", "…") for words in shown)
     return before, after
 

@@ -141,7 +141,7 @@ def _raised(text: str) -> ScriptError | None:
     trace = _TRACEBACK + rest[: rest.rindex(raised) + len(raised)]
     where, copy = deepest_own_place(trace)
     if found["name"].endswith("CalledProcessError") and not where and _TRACEBACK in before:
-        # A launcher in Python reports the exit code of its program, whose traceback comes before.
+        # A launcher in Python reports the exit code of its program, and the program's traceback comes before.
         return _raised(before)
     message = (found["message"] or "")[:_LONGEST]
     return ScriptError(found["name"], message, where, copy, trace)

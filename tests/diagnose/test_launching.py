@@ -124,7 +124,7 @@ def test_a_batch_script_without_srun_is_bad_input(words: str) -> None:
     assert "lacks Slurm's programs" in told.line
 
 
-def test_a_removed_node_is_no_bad_input_once_the_run_has_worked() -> None:
+def test_a_removed_node_is_no_bad_input_after_work() -> None:
     gone = "srun: error: Invalid node name specified"
     told = [launch_failure(gone, "", worked=worked) for worked in (True, False)]
     assert [one.bad_input for one in told if one] == [False, True]

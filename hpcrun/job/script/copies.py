@@ -1,4 +1,4 @@
-"""A line for a program that was started once per GPU, and whose copies do the same work.
+"""A line for a program that was started once per GPU, so that its copies do the same work.
 
 The copies overwrite each other's files, and all of them end well. A distributed training makes a process
 group, for which rank 0 listens at MASTER_PORT. The ranks of MPI meet through the PMI of srun.
@@ -34,7 +34,7 @@ class CopyWatch:
             it knows no ranks. If this is unknown, the line comes at the end, if all ranks have printed the
             same numbers.
         environ: the variables of the ranks.
-        tell: called with the line, to record it.
+        note: called with the line, to record it.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class CopyWatch:
         *,
         after: float = 15.0,
         environ: Mapping[str, str] | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._environ, self._tell = environ, tell
+        self._environ, self._note = environ, note
         self._command, self._folder, self._logs = command, folder, logs
         self._port, self._ranks = port, ranks
         self._done, self._unknown = ranks == 1, False
@@ -80,7 +80,7 @@ class CopyWatch:
                 self.look(ended=True)
 
     def _line_at_end(self) -> str | None:
-        """Return the words about copies whose source knows of ranks, or is unknown; None without evidence."""
+        """Return the words about copies if their source knows of ranks or is unknown; None: no evidence."""
         command, folder, logs = self._command, self._folder, self._logs
         if was_used(self._port):
             return None
@@ -97,7 +97,7 @@ class CopyWatch:
             return
         line = f"{' '.join(self._command)[:80]}: {self._ranks} copies of it run, {words}"
         print(f"hpcrun: {line}", file=sys.stderr, flush=True)
-        self._tell(line)
+        self._note(line)
 
 
 _SEPARATE = (

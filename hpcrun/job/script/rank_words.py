@@ -33,7 +33,7 @@ _WRITES = re.compile(
     r"|open\([^)\n]*[\"'][wax]b?\+?[\"']"
 )
 _OWN_NAMES = re.compile(r"tempfile|secrets|token_hex|random|time_ns|time\.time|perf_counter")
-"""Words of code whose copies may write files with different names or different samples."""
+"""Words of code that may write files with different names or different samples in each copy."""
 _GROUP_OF_TRAINER = re.compile(
     r"^\s*(?:from|import)\s+(?:lightning|pytorch_lightning)\b", re.MULTILINE
 )
@@ -113,13 +113,13 @@ def _own_text(command: Sequence[str], folder: Path) -> str:
     # A module that is not known may be a library.
     with contextlib.suppress(OSError, SyntaxError, ValueError, LookupError):
         if script is not None:
-            texts += [(folder / script).read_text()]
-            texts += _sources(folder / script)
+            for text in _sources(folder / script):
+                texts.append(text)
     return "\n".join(texts)
 
 
 def _sources(script: Path) -> Iterator[str]:
-    """Yield the text of ``script`` and of the modules in its folder that it imports.
+    """Yield the code of ``script`` and of the modules in its folder that it imports.
 
     Raises:
         OSError, SyntaxError, ValueError: a file cannot be read.
@@ -132,14 +132,33 @@ def _sources(script: Path) -> Iterator[str]:
         path = waiting.pop()
         if len(seen) > _MOST_FILES or path.stat().st_size > _MOST_BYTES:
             raise LookupError(path)
-        text = path.read_text()
-        yield text
-        for name in _imported(ast.parse(text)):
+        tree = ast.parse(path.read_text())
+        yield _code(tree)
+        for name in _imported(tree):
             found = list(_modules(root, name))
             if not found and name not in sys.stdlib_module_names and name not in _SILENT:
                 raise LookupError(name)
             waiting += [one for one in found if one not in seen]
             seen.update(found)
+
+
+def _code(tree: ast.Module) -> str:
+    """Return the code without comments and docstrings, which may speak of ranks."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            texts = [one for one in body if _is_text(one)]
+            # An empty body is no code.
+            node.body = [one for one in body if one not in texts] or [ast.Pass()]  # type: ignore[attr-defined]
+    return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

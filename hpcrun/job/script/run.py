@@ -129,7 +129,7 @@ def run_script(
                 met.master_port,
                 met.world_size,
                 environ=environ,
-                tell=lambda line: note(run, "copies", attempt, reason=line),
+                note=lambda line: note(run, "copies", attempt, reason=line),
             )
         watch = ScriptWatch(
             child,
@@ -170,8 +170,8 @@ def run_script(
             return exit_codes.FAILED
         return exit_codes.DONE
     if code:
-        error = script_error(folder / f"rank-{config.rank:05d}.log", code)
-        record_end(folder, config.rank, ScriptEnd(command, code, error), progress.step)
+        last = script_error(folder / f"rank-{config.rank:05d}.log", code)
+        record_end(folder, config.rank, ScriptEnd(command, code, last), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
 
 

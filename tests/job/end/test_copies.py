@@ -56,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
         ("import torch\ntorch.save(torch.nn.Linear(2, 1).state_dict(), 'model.pt')\n", False),
         ("import pandas\npandas.read_csv('a').to_csv('b')\n", False),
         ("import numpy\nnumpy.savetxt(f'{numpy.random.rand()}', [1])\n", None),
+        ('"""Every rank trains."""\n' + TRAINS + "# torch.distributed\n", False),
         (TRAINS + "import unheard_of\n", None),
         (TRAINS + "import filelock\n", None),
         (TRAINS + "import wandb\nwandb.agent('sweep', train)\n", None),
@@ -159,7 +160,7 @@ LIGHTNING = "import lightning as L\nL.Trainer(max_epochs=1).fit(model, data)\n"
         (LIGHTNING + "import os\nme = os.environ['RANK']\n", ["epoch\n", ""], {}, None),
     ],
 )
-def test_copies_of_an_mpi_program_or_a_trainer_get_a_line(
+def test_copies_of_mpi_programs_or_trainers_get_a_line(
     folder: Path, text: str, outputs: list[str], environ: dict[str, str], words: str | None
 ) -> None:
     (folder / "t.py").write_text(text)
@@ -167,7 +168,7 @@ def test_copies_of_an_mpi_program_or_a_trainer_get_a_line(
         (folder / f"rank-0000{rank}.log").write_text(output)
     told: list[str] = []
     watch = CopyWatch(
-        ["python", "t.py"], folder, folder, 1, 2, after=0.0, environ=environ, tell=told.append
+        ["python", "t.py"], folder, folder, 1, 2, after=0.0, environ=environ, note=told.append
     )
     watch.look()
     assert told == []
@@ -188,7 +189,7 @@ def test_a_compiled_mpi_program_is_found_by_its_library(folder: Path) -> None:
     assert not uses_mpi(["./absent"], folder)
 
 
-def test_a_port_counts_as_used_for_a_while_after_its_end() -> None:
+def test_a_port_counts_as_used_after_its_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
