@@ -128,3 +128,25 @@ def is_mistake(error: BaseException) -> bool:
     if isinstance(error, ImportError) and any(word in str(error) for word in _OF_A_DRIVER):
         return False
     return isinstance(error, _TO_CORRECT)
+
+
+_NAMES = frozenset(
+    {
+        *(kind.__name__ for kind in _TO_CORRECT),
+        *("ModuleNotFoundError", "IndentationError", "TabError", "UnboundLocalError"),
+    }
+)
+
+
+def is_mistake_named(kind: str, message: str) -> bool:
+    """Return the answer of :func:`is_mistake` for an exception of another process.
+
+    Args:
+        kind: the name of its type.
+        message: its text.
+    """
+    if any(f"'{folder}" in message for folder in _OF_A_NODE):
+        return False
+    if kind.startswith(("Import", "Module")) and any(word in message for word in _OF_A_DRIVER):
+        return False
+    return kind in _NAMES

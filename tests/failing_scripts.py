@@ -62,11 +62,11 @@ class Way:
 
 def _fails(name: str, words: str, cause: str = "crash", rank: int | None = -1) -> Way:
     command = ("python", "fails.py", name)
-    kind = "ScriptFailed: " if cause == "crash" else ""
-    return Way(name, command, cause, f"{kind}{' '.join(command)} {words}", rank)
+    kind = f"ScriptFailed: {' '.join(command)} " if words.startswith(("was ", "ended ")) else ""
+    return Way(name, command, cause, f"{kind}{words}", rank)
 
 
-_SAMPLE = "ended with exit code 1: ValueError: sample 7 is broken"
+_SAMPLE = "ValueError: sample 7 is broken at "
 _ONCE = ("restarts.no_progress=1",)
 
 WAYS = (
@@ -75,7 +75,8 @@ WAYS = (
     _fails("killed", "was killed by SIGKILL"),
     _fails(
         "import",
-        "ended with exit code 1: ModuleNotFoundError: No module named 'no_module_has_this_name': ",
+        "ModuleNotFoundError: No module named 'no_module_has_this_name' at ",
+        "bad-input",
         rank=None,
     ),
     _fails(
@@ -91,7 +92,7 @@ WAYS = (
         "the script asked to be continued (exit code 75)",
         options=_ONCE,
     ),
-    _fails("memory", "ended with exit code 1: MemoryError"),
+    _fails("memory", "out of memory: no message at "),
     Way(
         "wrapper",
         ("bash", "wrap.sh"),
@@ -108,7 +109,8 @@ WAYS = (
     _fails("terminated", "was killed by SIGTERM"),
     _fails(
         "missing",
-        "ended with exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'no-data.bin'",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'no-data.bin' at ",
+        "bad-input",
     ),
 )
 NAMES = {way.name: way for way in WAYS}

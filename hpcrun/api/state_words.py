@@ -34,7 +34,20 @@ def state_in_words(state: RunState, events: Sequence[Event], now: float, overdue
         return _running(state, events, overdue)
     if state.word == "new":
         return "not submitted yet"
-    return _with_detail(state.word, state.detail)
+    return _with_detail(state.word, own_message_first(state.detail))
+
+
+_OF_RANK = re.compile(r"(?P<rank>rank \d+ on [^\s:]+): (?P<message>[^;]+)(?P<rest>.*)", re.DOTALL)
+_WRAPPER = re.compile(r"^ScriptFailed: (?:.{0,100}? ended with exit code -?\d+: )?")
+
+
+def own_message_first(detail: str) -> str:
+    """Return ``detail`` with the message of a failed rank before its rank and node: a table cuts the end."""
+    found = _OF_RANK.fullmatch(detail)
+    if not found:
+        return detail
+    message = _WRAPPER.sub("", found["message"])
+    return f"{message} ({found['rank']}){found['rest']}"
 
 
 def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:
@@ -99,17 +112,6 @@ def _requeued_after(events: Sequence[Event]) -> str | None:
         if event.what == "submitted" and "continues" not in event.fields:
             return None
     return None
-
-
-# Rank, host and wrapper before the program's own message in the reason of a failure.
-_WHERE = re.compile(
-    r"^(failed: )(?:rank \d+ on \S+: )?(?:ScriptFailed: .{0,100}? ended with exit code -?\d+: )?"
-)
-
-
-def own_message_first(says: str) -> str:
-    """Return the words about a failure without what a narrow column should not spend its room on."""
-    return _WHERE.sub(r"\1", says)
 
 
 def in_minutes(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from tqdm.utils import disp_len
 
 from hpcrun.api.overview import StatusEntry, folded, sweep_entries
-from hpcrun.api.state_words import own_message_first, restarts_in_words
+from hpcrun.api.state_words import restarts_in_words
 from hpcrun.cli.output import aligned
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
@@ -106,7 +106,7 @@ def short_duration(seconds: float) -> str:
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "name": lambda row: str(row["name"]) + "/" * (row["kind"] == "sweep"),
     "values": lambda row: _values(row.get("values") or {}),
-    "state": lambda row: own_message_first(str(row["says"])),
+    "state": lambda row: str(row["says"]),
     "step": _step,
     "done": _dashed("percent", "{:.0f}%".format),
     "loss": _dashed("loss", "{:.4f}".format),

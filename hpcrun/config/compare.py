@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,10 +182,39 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return the keys whose values differ between ``before`` and ``after``: ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
     return [
-        f"{key}: {before.get(key, missing)} -> {after.get(key, missing)}"
+        f"{key}: {' -> '.join(_changed(before.get(key, missing), after.get(key, missing)))}"
         for key in sorted(before.keys() | after.keys())
         if before.get(key, missing) != after.get(key, missing)
     ]
+
+
+_LONG_LIST = 4
+"""Entries of a list that are shown whole."""
+
+
+def _changed(before: Any, after: Any) -> tuple[str, str]:
+    """Return both values; of long lists of words, such as a command, the words that differ.
+
+    The option before a changed value stays, and ``…`` is in place of equal words.
+    """
+    lists = isinstance(before, list) and isinstance(after, list)
+    if not lists or max(len(before), len(after)) <= _LONG_LIST:
+        return str(before), str(after)
+    old, new = [*map(str, before)], [*map(str, after)]
+    shown: tuple[list[str], list[str]] = ([], [])
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    for what, first, end, new_first, new_end in matcher.get_opcodes():
+        if what == "equal":
+            option = old[end - 1]
+            kept = ["…", option] if end < len(old) and option.startswith("-") else ["…"]
+            kept = [option] if end - first == 1 and len(kept) > 1 else kept
+            for words in shown:
+                words += kept
+        else:
+            shown[0].extend(old[first:end])
+            shown[1].extend(new[new_first:new_end])
+    before, after = (" ".join(words).replace("… …", "…") for words in shown)
+    return before, after
 
 
 def _may_change_length(old: Config, new: Config, steps_done: int) -> bool:

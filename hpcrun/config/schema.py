@@ -263,7 +263,9 @@ class Restarts(Section):
         default=3,
         description="Consecutive crashes, hangs or time limits without a new commit, or without the report.",
     )
-    same_step: Count | None = Field(default=2, description="Crashes at the same step.")
+    same_step: Count | None = Field(
+        default=2, description="Crashes at the same step, or equal ones at the same place."
+    )
     in_place: bool = Field(
         default=True,
         description="Start again inside the allocation, without a requeue, while its nodes live.",

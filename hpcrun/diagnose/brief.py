@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.read_log import LogLine, rank_of_file, read_stream
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event
+from hpcrun.run.events import Attempt, Event
 from hpcrun.run.files import open_regular, read_json, write_json
 
 # Bytes read from each log. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
 _NAME = "cause.json"
+# Seconds for the cause that decides about a restart.
+_HOPELESS = 10.0
 
 
 class _TooLong(Exception):
@@ -54,6 +56,24 @@ def brief_cause(run: RunDirectory, events: Sequence[Event], seconds: float) -> s
     with contextlib.suppress(OSError):
         write_json(kept, {**mark, "cause": line})
     return line
+
+
+def hopeless_cause(run: RunDirectory, attempt: Attempt, nodes: int) -> FailureFinding | None:
+    """Return what ``hpcrun doctor`` finds in the logs of ``attempt``, if a retry never helps.
+
+    Args:
+        nodes: the number of nodes of the attempt, 0 if unknown.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    lines = lines_of_attempt(run, attempt, (), most_files=_MOST_FILES, read=_ends)
+    try:
+        found = find_cause(_within(lines, _HOPELESS), nodes)
+    except _TooLong:
+        return None
+    certain = found is not None and found.retry == "never" and found.confidence == "high"
+    return found if certain else None
 
 
 def _within(lines: Iterable[LogLine], seconds: float) -> Iterator[LogLine]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.diagnose.catalog import explained, known_cause
+from hpcrun.diagnose.mistakes import may_pass, never_helps
 from hpcrun.diagnose.read_log import before_termination, words_at_exit
 from hpcrun.run.endings import Exit, Failure, Hang, headline, last_words, node_name
 
@@ -58,7 +59,8 @@ class Diagnosis:
     watchdog ended ranks that made no progress. ``bad_input``: another start would not help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
     about another rank, but no other failure is known. ``copy``: the failed line in the copy of the code.
-    ``unfit``: all nodes that a preflight found unfit.
+    ``unfit``: all nodes that a preflight found unfit. ``failure``: the type of the exception and its place,
+    if only the program can be the cause.
     """
 
     line: str
@@ -73,6 +75,7 @@ class Diagnosis:
     follows: bool = False
     copy: str = ""
     unfit: tuple[str, ...] = ()
+    failure: str = ""
 
     @property
     def waited(self) -> bool:
@@ -105,6 +108,10 @@ def blames_node(diagnosis: Diagnosis) -> bool:
     known = known_cause(diagnosis.line)
     of_node = known is not None and known.retry == "elsewhere" and known.kind in _OF_NODES
     return diagnosis.node_fault or of_node or bool(_NODE_FAULT.search(diagnosis.line))
+
+
+LOG_ENDS = "; its log ends with: "
+"""Text before the last line of a log without a traceback."""
 
 
 def is_cascade(failure: Failure) -> bool:
@@ -267,7 +274,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         explained(full, at, traceback) or ""
     ).removeprefix(f"{first.kind}: ")
     reported = reported or f"{headline(first.message)}{at}"
-    own = first.kind in CERTAIN
+    own = first.kind in CERTAIN or first.certain
     unread = first.kind == _READ_FAILURE
     if unread:
         # The text has the remedy. The catalog knows only the file system's words.
@@ -284,13 +291,21 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         copy=first.copy,
         node_fault=unread,
         follows=is_cascade(first),
+        failure="" if unread or is_cascade(first) or may_pass(full) else _kind_and_place(first),
     )
+
+
+def _kind_and_place(failure: Failure) -> str:
+    """Return what two equal failures of a program have in common: not the rank, and not the numbers."""
+    if failure.where:
+        return f"{failure.kind} at {failure.where}"
+    # Without a traceback, the exit code is all that can be compared.
+    return f"{failure.kind}: {headline(failure.message).partition(LOG_ENDS)[0]}"
 
 
 def _hopeless(message: str) -> bool:
     """Return True if the catalog is certain that no other start would help."""
-    known = known_cause(message)
-    return known is not None and known.retry == "never"
+    return never_helps(message.splitlines())
 
 
 def _last_step(failures: Sequence[Failure]) -> int | None:

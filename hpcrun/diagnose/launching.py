@@ -6,6 +6,7 @@ Then only bash, srun and slurmstepd know the cause, and write it to the log of t
 import re
 from pathlib import Path
 
+from hpcrun.diagnose.catalog import match
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.diagnose.read_log import before_termination, node_without_program
 from hpcrun.run.endings import node_name
@@ -16,13 +17,33 @@ _BASH = re.compile(r"^\S.*?: line \d+: (?P<what>.+)$")
 _TROUBLE = re.compile(
     r"\berror\b|not found|no such|cannot|unable|denied|unknown|invalid|failed", re.IGNORECASE
 )
-# srun's messages about the job's own request, which is the same on every node.
+_SRUN = re.compile(r"^srun: (?P<how>error: |fatal: |)(?P<what>.+)$", re.MULTILINE)
+# srun's words about the job's own request, which is the same on every node. A message without "error" or
+# "fatal" may be a warning, or come from the site's plugins.
+_PLAINLY_ASKED = re.compile(
+    r"(?:unrecognized|ambiguous|invalid|must specify) .+|option .+ an argument", re.IGNORECASE
+)
 _ASKED = re.compile(
-    r"^srun: (?:error: |fatal: )?(?P<what>(?:unrecognized|ambiguous|invalid|must specify) .+"
-    r"|option .+ an argument.*"
-    r"|Unable to create step for job \S+ (?:More processors requested than permitted"
-    r"|Memory required by task is not available|Invalid generic resource.*))$",
-    re.MULTILINE | re.IGNORECASE,
+    r"unrecognized|ambiguous|\binvalid\b|illegal|must (?:specify|be)|mutually exclusive|exceeds|requires"
+    r"|conflict|can(?:not| ?not|'t) be (?:used|combined)|can only be"
+    r"|not (?:supported|permitted|allowed|valid)"
+    r"|option .+ an argument|more processors requested|memory required by task",
+    re.IGNORECASE,
+)
+# srun's words about the controller, the network or a node.
+_PASSES = re.compile(
+    r"contact|connect|timed out|timeout|credential|munge|authenticat|protocol|version|slurmctld|controller"
+    r"|configuration (?:source|file)|node (?:fail|name)|not ready|\bbusy|drain|zero bytes|expired"
+    r"|invalid job id|already complet|no space|malloc|cannot allocate|\bfork\b|pthread|resolve|address"
+    r"|temporar|try again"
+    r"|unexpected message|slurm\.conf",
+    re.IGNORECASE,
+)
+_ALLOC = re.compile(r"unable to (?:create step|allocate)[^:]*:? ?", re.IGNORECASE)
+# The shell of the batch step, with srun's path or its name.
+_NO_SRUN = re.compile(
+    r"^hpcrun: line \d+: \S*\bsrun: (?P<why>command not found|No such file or directory|Permission denied)",
+    re.MULTILINE,
 )
 _EXECVE = re.compile(r"error: execve\(\): (?P<what>.+)$", re.MULTILINE)
 _SRUN_TASK = re.compile(r"^srun: error: (?P<host>[^:\s]+): tasks? [\d,\-]+: ", re.MULTILINE)
@@ -58,11 +79,18 @@ def launch_failure(
         worked: as for :func:`setup_failure`.
         logs: the folder with all ranks' logs.
     """
-    asked = _ASKED.search(batch_log)
-    if asked:
+    asked = srun_refusal(batch_log)
+    if asked is not None:
         # A node may be removed from the allocation while the job runs.
-        lost = worked and asked["what"].lower().startswith("invalid node name")
-        return Diagnosis(f"srun: {asked['what']}", bad_input=not lost)
+        lost = worked and asked.lower().startswith("invalid node name")
+        return Diagnosis(f"srun: {asked}", bad_input=not lost)
+    absent = _NO_SRUN.search(batch_log)
+    if absent:
+        line = (
+            f"srun: {absent['why']}: the PATH of the batch script lacks Slurm's programs; add their folder "
+            "in the profile that batch scripts read, or remove --export from job.sbatch_args"
+        )
+        return Diagnosis(line, host=node_name(), bad_input=not worked)
     unprepared = _node_setup_failure(logs, worked=worked) if logs else None
     if unprepared is not None:
         return unprepared
@@ -92,6 +120,31 @@ def launch_failure(
     if lacking:
         line = f"no module {lacking['what']} for the ranks' Python (job.python, job.image, job.container)"
         return Diagnosis(line, bad_input=not worked)
+    return None
+
+
+def srun_refusal(batch_log: str) -> str | None:
+    """Return srun's message about a request that it refuses at every start; None without such a message.
+
+    Args:
+        batch_log: the output of srun for an attempt without a rank.
+    """
+    for line in _SRUN.finditer(batch_log):
+        how, what = line["how"], line["what"]
+        entry = match(line[0])
+        if entry is not None and entry.retry in ("helps", "elsewhere"):
+            continue
+        if entry is not None and entry.retry == "never" and entry.role == "initiating":
+            return what
+        if not how:
+            if _PLAINLY_ASKED.match(what):
+                return what
+            continue
+        if "invalid node name" not in what.lower() and _PASSES.search(_ALLOC.sub("", what)):
+            continue
+        # srun ends itself with "fatal" while it reads its options.
+        if how == "fatal: " or _ASKED.search(what):
+            return what
     return None
 
 

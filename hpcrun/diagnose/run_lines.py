@@ -1,17 +1,12 @@
-"""All known facts about an attempt's end, as lines: records, logs, Slurm's messages.
+"""All known facts about an attempt's end, as lines: records, logs, Slurm's messages."""
 
-torchrun's own report comes last and has no reason. The message of the failed rank is before the
-report, among those of ranks that only lost a peer.
-"""
-
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import signal_name
-from hpcrun.diagnose.read_log import LogLine, end_of_log, exception_line, read_log
+from hpcrun.diagnose.read_log import LogLine, read_log
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
 from hpcrun.run.events import Attempt, Event
@@ -59,7 +54,7 @@ def lines_of_attempt(
         yield from _of_attempt(mine, attempt)
     for event in events:
         if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
-            reason = event.fields.get("reason", "")
+            reason = str(event.fields.get("reason", "")).removeprefix(f"{event.cause}: ")
             text = f"hpcrun: the attempt ended: {event.cause}: {reason}"
             host = event.fields.get("host")
             yield LogLine(text, "events.jsonl", node=host, time=event.time, failure=True)
@@ -153,56 +148,3 @@ def _of_attempt(lines: Iterable[LogLine], attempt: Attempt) -> Iterator[LogLine]
             mine = False
         elif mine:
             yield line
-
-
-LOG_ENDS = "; its log ends with: "
-"""Text before the last line of a log without a traceback."""
-_LONGEST = 200
-# PyTorch puts this prefix before each line of a traceback once there is a process group.
-_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-_TRACEBACK = "Traceback (most recent call last):"
-_AFTER = 30
-"""Lines that a program may print at its exit, after the traceback that ends it."""
-# torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
-_AGENT = re.compile(
-    r"^(?:[EWI]\d{4} .*torch/distributed/elastic/.*|Traceback \(most recent call last\):\n"
-    r"(?=(?:  .*\n)*torch\.distributed\.elastic\.))",
-    re.MULTILINE,
-)
-# torch.distributed.elastic.multiprocessing.errors.ChildFailedError, the part about the first failure.
-_ROOT = re.compile(
-    r"^Root Cause \(first observed failure\):\n(?:.*\n)*?\s+rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\n"
-    r"\s+exitcode\s+: (?P<code>-?\d+) ",
-    re.MULTILINE,
-)
-
-
-def script_exception(log: Path) -> tuple[str, str]:
-    """Return (exception of the last traceback, last line) of a script's log; "" for what is absent.
-
-    For a script that torchrun has started, the exception has the rank that failed first.
-    """
-    text = end_of_log(log)
-    root = None
-    for found in _ROOT.finditer(text):
-        root = found
-    if root is None:
-        plain = _PREFIX.sub("", text)
-        raised = exception_line(plain) or ""
-        # A traceback further up belongs to an error that the script handled.
-        if raised and plain.rpartition(raised)[2].count("\n") > _AFTER:
-            raised = ""
-        return raised[:_LONGEST], _last_line(plain)
-    rank = root["rank"]
-    said = _AGENT.split(text[: root.start()], maxsplit=1)[0]
-    prefix = f"[rank{rank}]: "
-    own = "\n".join(
-        line.removeprefix(prefix) for line in said.splitlines() if line.startswith(prefix)
-    )
-    words = exception_line(own) or exception_line(said) or f"exit code {root['code']}"
-    return f"rank {rank}: {words}"[:_LONGEST], ""
-
-
-def _last_line(text: str) -> str:
-    lines = (line.strip() for line in reversed(text.splitlines()))
-    return next((line for line in lines if line), "")[:_LONGEST]

@@ -208,7 +208,7 @@ TABLE: tuple[Row, ...] = (
         "a script has ended well by itself",
         lambda e: e.script and e.exit_code == exit_codes.DONE and not e.stopped and e.word is None,
         Cause.FINISHED,
-        "the script ended with exit code 0 on all ranks",
+        lambda e: e.reason("copies", "the script ended with exit code 0 on all ranks"),
     ),
     Row(
         "a script has finished its work before a signal ended it",

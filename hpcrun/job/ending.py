@@ -124,7 +124,8 @@ def finalize_attempt(
         found.diagnosis.host if found.diagnosis else None,
     )
     sender = notifying.start(run, config.watch, about) if found.notification else None
-    _say(f"{found.cause.value}: {found.line}")
+    named = found.line.startswith(f"{found.cause.value}: ")
+    _say(found.line if named else f"{found.cause.value}: {found.line}")
     _say(found.decision.reason)
     return EndedAttempt(found, config, sender)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.diagnose.brief import brief_cause
-from hpcrun.diagnose.causes import Diagnosis, first_cause
+from hpcrun.diagnose.brief import brief_cause, hopeless_cause
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
+from hpcrun.diagnose.run_lines import nodes_of
 from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import (
     Evidence,
@@ -22,6 +23,7 @@ from hpcrun.job.cause_table import (
     host_of,
 )
 from hpcrun.job.history import (
+    START_SECONDS,
     all_histories,
     concerns_a_node,
     finished_before,
@@ -107,6 +109,8 @@ def finalize(
     diagnosis, step = evidence.diagnosis, last_committed(events)
     crashed = diagnosis if cause is Cause.CRASH else None
     facts: dict[str, Any] = {}
+    if crashed and crashed.failure and not blames_node(crashed):
+        facts["failure"] = crashed.failure
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step
@@ -143,7 +147,7 @@ def finalize(
 def conclude_run(
     run: RunDirectory,
     ended: Classification,
-    facts: Mapping[str, int] | None = None,
+    facts: Mapping[str, Any] | None = None,
     *,
     by_hand: bool = False,
 ) -> None:
@@ -183,11 +187,39 @@ def _evidence(
     if unlaunched is not None:
         # The exit code means nothing if no rank started.
         return replace(evidence, exit_code=exit_codes.FAILED, diagnosis=unlaunched)
-    return replace(
-        evidence,
-        diagnosis=first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder),
-        of_node=concerns_a_node(events, attempt, failures),
-    )
+    of_node = concerns_a_node(events, attempt, failures)
+    found = first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder)
+    if evidence.word is None and not of_node and not _has_begun(events, attempt, found):
+        found = _hopeless(run, attempt, nodes_of(events, attempt), found) or found
+    return replace(evidence, diagnosis=found, of_node=of_node)
+
+
+def _has_begun(events: Sequence[Event], attempt: Attempt, found: Diagnosis | None) -> bool:
+    """Return True if the attempt has worked for a minute, or if its end has another known reason."""
+    opened = [one.time for one in events if (one.what, one.attempt) == ("opened", attempt)]
+    if opened and time.time() - opened[-1] >= START_SECONDS:
+        return True
+    ends = ("saved", "stopped", "trained", "finished", "node-lost", "bad-input", "refused")
+    if any(one.attempt == attempt and one.what in ends for one in events):
+        return True
+    if found is None:
+        return False
+    return bool(found.step) or found.hang or found.bad_input or found.follows or blames_node(found)
+
+
+def _hopeless(
+    run: RunDirectory, attempt: Attempt, nodes: int, found: Diagnosis | None
+) -> Diagnosis | None:
+    """Return the cause that `hpcrun doctor` names, if a retry never helps: they must not disagree."""
+    try:
+        named = hopeless_cause(run, attempt, nodes)
+    except OSError:
+        return None
+    if named is None:
+        return None
+    line = f"{named.evidence[0].text.strip()[:300]}: {named.cause}; {named.remedy}"
+    known = found or Diagnosis("")
+    return replace(known, line=line, rank=named.rank, host=named.node or known.host, bad_input=True)
 
 
 def _of_slow_nodes(events: Sequence[Event], attempt: Attempt, stop: Event) -> Diagnosis:
@@ -211,9 +243,13 @@ def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> b
     return not saved and published(run.attempt_logs(attempt)).step is not None
 
 
-def _programs(evidence: Evidence) -> dict[str, int]:
-    ranks = evidence.events["opened"].fields.get("ranks") if evidence.script else None
-    return {"programs": ranks} if isinstance(ranks, int) else {}
+def _programs(evidence: Evidence) -> dict[str, Any]:
+    if not evidence.script:
+        return {}
+    ranks = evidence.events["opened"].fields.get("ranks")
+    programs = {"programs": ranks} if isinstance(ranks, int) else {}
+    copies = evidence.reason("copies", "")
+    return {**programs, **({"reason": copies} if copies else {})}
 
 
 def _opened(events: Sequence[Event], attempt: Attempt) -> bool:

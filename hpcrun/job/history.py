@@ -22,7 +22,8 @@ class AttemptRecord:
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
     stop signal, so it keeps only earlier saves, if any. ``unsaved``: a script ended well after a stop
-    signal, and has reported steps but no save.
+    signal, and has reported steps but no save. ``failure``: the exception of a crash and its place, if only
+    the program can be the cause.
     """
 
     attempt: Attempt
@@ -35,6 +36,7 @@ class AttemptRecord:
     trained: bool = False
     killed: bool = False
     unsaved: bool = False
+    failure: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -134,6 +136,7 @@ def _note(record: dict[str, Any], event: Event) -> None:
         record["crash_step"] = event.step if event.cause == Cause.CRASH.value else None
         record["ended"] = event.time
         record["unsaved"] = bool(event.fields.get("unsaved"))
+        record["failure"] = event.fields.get("failure")
 
 
 def _note_start_of_next(record: dict[str, Any], step: int) -> None:
@@ -244,9 +247,12 @@ def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequenc
     refusal = mine[-1].fields if mine else {}
     own = [failure for failure in failures if not is_cascade(failure)]
     kind = refusal.get("kind") if mine else (own[0].kind if own else None)
-    if refusal.get("certain") or kind in CERTAIN:
+    if refusal.get("certain") or kind in CERTAIN or (not mine and own and own[0].certain):
         return False
     if has_worked(events, attempt):
         return True
+    if refusal or not own:
+        return False
+    saved = any(event.what == "saved" and event.attempt == attempt for event in events)
     # The last message of a script that has run for long may come from a program that the script called.
-    return not refusal and bool(own) and _ran_long(events, attempt, own[0].time)
+    return saved or _ran_long(events, attempt, own[0].time)

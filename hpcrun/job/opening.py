@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.diagnose.read_log import scheduler_word
@@ -141,42 +141,3 @@ def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord
         if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
     ]
     return float(max([record.started, *reported, *logged]))
-
-
-# Variables of another step, and choices that hpcrun or the step makes itself, such as the exported variables.
-_NEVER = ("SLURM_STEP", "SLURM_MEM_", "SLURM_CPU_BIND", "SLURM_EXPORT_ENV")
-# A person may set these two for srun. In a task Slurm sets them together with a variable that ends in _TYPE.
-_BINDINGS = ("SLURM_CPU_BIND", "SLURM_MEM_BIND")
-_RANK = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
-_KINDS = {
-    "SLURM_ARRAY_JOB_ID": "ArrayJobId",
-    "SLURM_ARRAY_TASK_ID": "ArrayJobId",
-    "SLURM_HET_SIZE": "HetJobId",
-    "SLURM_HET_JOB_ID": "HetJobId",
-}
-
-
-def own_variables(environ: Mapping[str, str], job: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` without the variables by which another job would be taken for this one.
-
-    sbatch passes the environment of its caller on, which may be a task of another job.
-
-    Args:
-        environ: the environment of the batch script.
-        job: the fields of ``scontrol show job``; empty if no controller answers.
-    """
-    own = {
-        name: value
-        for name, value in environ.items()
-        if name not in _RANK and (not name.startswith(_NEVER) or _is_own_binding(name, environ))
-    }
-    if job:
-        own = {name: own[name] for name in own if _KINDS.get(name, "JobId") in job}
-        if job.get("Restarts", "").isdecimal() and "SLURM_RESTART_COUNT" in own:
-            own["SLURM_RESTART_COUNT"] = job["Restarts"]
-    return own
-
-
-def _is_own_binding(name: str, environ: Mapping[str, str]) -> bool:
-    """Return True if a person has set a binding (``export SLURM_CPU_BIND=cores`` in the batch script)."""
-    return name in _BINDINGS and f"{name}_TYPE" not in environ

@@ -49,6 +49,9 @@ _FINAL = {
 # The cluster causes the other ends: they may happen during a long start, any number of times.
 OWN_DOING = frozenset({Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT, Cause.CONTINUED})
 
+# Two ends at the same place of a program: the ratio of their times, and the seconds of a slow start.
+_SAME_TIME, _SLOW_START = 1.5, 2 * START_SECONDS
+
 _WORDS = {
     Cause.CRASH: ("crash", "crashes"),
     Cause.HANG: ("hang", "hangs"),
@@ -96,6 +99,12 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
             return Decision(
                 False,
                 f"it crashed {repeated} times at step {last.crash_step} (restarts.same_step)",
+            )
+        if budgets.same_step is not None and _same_failures(history) >= budgets.same_step:
+            return Decision(
+                False,
+                f"it failed {budgets.same_step} times in the same way at the same place, so another start "
+                f"would fail too (restarts.same_step): {last.failure}",
             )
     limit = {
         Cause.CRASH: budgets.crash,
@@ -178,3 +187,28 @@ def _crashes_at_step(history: Sequence[AttemptRecord], step: int | None) -> int:
     if step is None:
         return 0
     return sum(record.cause is Cause.CRASH and record.crash_step == step for record in history)
+
+
+def _same_failures(history: Sequence[AttemptRecord]) -> int:
+    """Count the newest crashes with the last exception, at its place, after about the same time.
+
+    A crash that a node or a server may cause has no equal. None counts once an attempt has made progress, or
+    has run longer and ended in another way: an unavailable file server gives equal messages too. Ends that
+    the cluster caused in between neither count nor interrupt the series.
+    """
+    last = history[-1]
+    if not last.failure:
+        return 0
+    duration = last.seconds or 0.0
+    count = 0
+    for record in reversed(history):
+        seconds = record.seconds or 0.0
+        equal = record.failure == last.failure and record.crash_step == last.crash_step
+        if record.progressed or (not equal and seconds > max(_SLOW_START, _SAME_TIME * duration)):
+            return 0
+        if record.cause not in OWN_DOING:
+            continue
+        if not equal or duration > max(_SLOW_START, _SAME_TIME * seconds):
+            break
+        count += 1
+    return count

@@ -24,6 +24,7 @@ from hpcrun import slurm
 from hpcrun.errors import ClusterError
 from hpcrun.job.scheduler_view import (
     JobView,
+    ask_job,
     cancelled_now,
     only_log_has_reason,
     query_job,
@@ -115,13 +116,16 @@ def requeue(
 
     Returns:
         "by-slurm" if Slurm requeues a preempted job after its end, "forbidden" if the controller refuses and
-        a new job must continue, "refused" without an answer.
+        a new job must continue, "refused" without an answer, or if scontrol cannot run.
     """
     clock = clock or Clock()
     retries = Retries(failed, until, clock)
     while True:
-        view = query_job(attempt.job)
+        view, shown = ask_job(attempt.job)
         kind, words = "transient", "the controller does not answer"
+        if view is None and slurm.cannot_run(shown):
+            # A retry until the time limit would hold the nodes for nothing.
+            kind, words = "unknown", slurm.refusal_words(shown) or "scontrol cannot run"
         # Without the job's present state, a requeue could kill a newer start of the job.
         if view is not None:
             settled = _already(attempt, view, asked, patience)
@@ -333,7 +337,7 @@ def _submit(run: RunDirectory, attempt: Attempt) -> str:
     with kept or contextlib.nullcontext():
         answer = slurm.run(command, timeout=_TIMEOUT, environ=scrub(os.environ))
     if answer.returncode != 0:
-        raise ContinuationError(" ".join(answer.stderr.split()) or "sbatch gave no reason")
+        raise ContinuationError(slurm.refusal_words(answer) or "sbatch gave no reason")
     try:
         return slurm.parse_sbatch(answer.stdout)
     except ClusterError as error:

@@ -86,15 +86,20 @@ NO_ENDING = Ending()
 
 def query_job(job: str) -> JobView | None:
     """Ask the controller for ``job``; return None if it does not answer or does not know the job."""
+    return ask_job(job)[0]
+
+
+def ask_job(job: str) -> tuple[JobView | None, slurm.Completed]:
+    """Ask the controller for ``job``, as :func:`query_job`; return the answer of scontrol too."""
     shown = slurm.run(slurm.scontrol_show_job_command(job))
     if shown.returncode != 0:
-        return None
+        return None, shown
     base: frozenset[str] = frozenset()
     facts = slurm.parse_show_job(shown.stdout)
     if facts.get("JobState") == "COMPLETING":
         reported = slurm.run(slurm.scontrol_show_job_command(job, as_json=True))
         base = slurm.parse_job_states(reported.stdout) - {"COMPLETING"}
-    return view_of(facts, base)
+    return view_of(facts, base), shown
 
 
 def view_of(facts: dict[str, str], base: frozenset[str] = frozenset()) -> JobView:

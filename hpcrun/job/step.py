@@ -9,6 +9,7 @@ import fcntl
 import os
 import secrets
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
-from hpcrun.job.opening import own_variables
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
     BatchJob,
@@ -45,6 +45,11 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
+from hpcrun.slurm.batch_environment import (
+    inherited_options,
+    origin_of_script,
+    own_variables,
+)
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
 from hpcrun.slurm.own_script import restart_problems, script_text
@@ -56,6 +61,8 @@ _FIRST_DESCRIPTOR = 200
 _SRUN_END = 5.0
 # A write of this size to a pipe is atomic (POSIX, PIPE_BUF).
 _LONGEST = 3000
+# Lines such as `module purge` may remove Slurm's programs from PATH, which checks of the nodes need too.
+_KEEP_SLURM = 'type -P srun > /dev/null || export PATH="${{PATH:+$PATH:}}"{}'
 
 
 def run_ranks(
@@ -74,7 +81,8 @@ def run_ranks(
         setup: shell lines; after a line that fails, no step starts.
         env: variables for the ranks only.
         steps: the srun commands; the last starts the ranks.
-        environ: the environment of the first line.
+        environ: the environment of the first line. The steps use the srun of its PATH, whatever the set-up
+            does to PATH.
         nodes: ends the steps when it loses one of them.
         hasten: ends a step with a failed rank; see :class:`StepMessages`.
 
@@ -97,8 +105,12 @@ def run_ranks(
     messages = StepMessages(hasten, give_up=give_up)
     try:
         exports, values = export_from_environment(env)
+        srun = shutil.which("srun", path=environ.get("PATH"))
+        steps = [[srun, *step[1:]] if srun and step[0] == "srun" else step for step in steps]
         variables = None if nodes is None else nodes.variables_file()
-        script = shell_script(setup, exports, steps, report, messages.descriptor, variables)
+        script = shell_script(
+            setup, exports, steps, report, messages.descriptor, variables, srun=srun
+        )
         kept = [] if variables is None else [variables]
         try:
             child = subprocess.Popen(
@@ -142,11 +154,13 @@ def shell_script(
     report: int,
     messages: int,
     variables: int | None = None,
+    *,
+    srun: str | None = None,
 ) -> str:
     """Return the text for bash, which writes the failed line or "ready" to descriptor ``report``.
 
     The programs of ``steps`` write their errors to descriptor ``messages``. The shell writes its variables to
-    the file ``variables``.
+    the file ``variables``. ``srun`` is the path of srun before the set-up.
     """
     return "\n".join(
         [
@@ -155,6 +169,7 @@ def shell_script(
             'trap \'hpcrun_failed "$?" "$BASH_COMMAND"\' EXIT',
             *setup,
             *exports,
+            *([_KEEP_SLURM.format(shlex.quote(os.path.dirname(srun)))] if srun else []),  # noqa: PTH120
             # Only here: module and conda read variables that are not set.
             "set -u",
             # Not a trap that the set-up has made its own.
@@ -410,7 +425,14 @@ def take_over_variables() -> BatchJob:
         raise UserError("batch: SLURM_JOB_ID is not set; batch scripts call this, not people")
     shown = slurm.run(slurm.scontrol_show_job_command(number))
     facts = slurm.parse_show_job(shown.stdout, number) if shown.returncode == 0 else {}
-    own = own_variables(os.environ, facts)
+    origin = origin_of_script(os.getppid())
+    own = own_variables(os.environ, facts, origin)
+    if lost := inherited_options(os.environ, facts, origin):
+        print(
+            f"hpcrun: {', '.join(lost)}: of the shell or job that has submitted this job, not passed on to "
+            "the ranks; sbatch's options and the lines of the batch script count",
+            flush=True,
+        )
     os.environ.clear()
     os.environ.update(own)
     if "SLURM_HET_SIZE" in own:

@@ -51,6 +51,7 @@ class Failure:
         traceback: text of the traceback; empty if the exception has none, since the message is enough.
         copy: the same line in the run's copy of the code, if the copy ran.
         bad_input: True if another start would fail in the same way.
+        certain: True if no node and no moment can change the failure.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Failure:
     traceback: str
     copy: str = ""
     bad_input: bool = False
+    certain: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,14 @@ def record_failure(
         copy=copy,
         bad_input=bad_input,
     )
-    make_log_folder(folder)
-    write_json(folder / f"failure-rank-{rank:05d}.json", asdict(failure))
+    write_failure(folder, failure)
     return failure
+
+
+def write_failure(folder: Path, failure: Failure) -> None:
+    """Write the record of ``failure`` into ``folder``; raises OSError when the disk refuses."""
+    make_log_folder(folder)
+    write_json(folder / f"failure-rank-{failure.rank:05d}.json", asdict(failure))
 
 
 def read_failures(folder: Path) -> list[Failure]:
@@ -266,6 +273,7 @@ _LIBRARY = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 _SITE = {"site-packages", "dist-packages"}
 # torch wraps an exception of a loader process: the message contains the traceback.
 _IN_LOADER = re.compile(r"Caught \w+ in (?P<where>.+)\.\nOriginal Traceback")
+_PRINTED = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+)', re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(?P<file>.+)", line (?P<line>\d+), in ', re.MULTILINE)
 
 
@@ -286,6 +294,21 @@ def place_of(error: BaseException) -> tuple[str, str]:
     known = [(*original(file), line) for file, line in places]
     mine = [place for place in known if is_own_code(place[0])]
     file, copy, line = (mine or known)[-1]
+    return f"{file}:{line}", f"{copy}:{line}" if copy else ""
+
+
+def deepest_own_place(text: str) -> tuple[str, str]:
+    """Return the deepest place of a printed traceback in code of neither a library nor this package.
+
+    Returns:
+        ``file:line`` with the original path, and with the path of the copy in the run directory, if the copy
+        ran. Both are empty if no frame is the user's.
+    """
+    frames = [(*original(found["file"]), found["line"]) for found in _PRINTED.finditer(text)]
+    mine = [frame for frame in frames if is_own_code(frame[0])]
+    if not mine:
+        return "", ""
+    file, copy, line = mine[-1]
     return f"{file}:{line}", f"{copy}:{line}" if copy else ""
 
 

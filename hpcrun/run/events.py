@@ -52,7 +52,7 @@ class Event:
     its cause), requeue-failed, excluded (nodes that failed too often), node-lost (``host``, with the
     ``reason``), replaced (``lost`` ``by`` a spare node, with the ``reason``), spare-lost and spare-unfit
     (a node that no step used), cancelled (by a person, on Slurm), pruned (by a search: the job is cancelled
-    next), preempted (by a person), occupied
+    next), preempted (by a person), copies (of a script did the same work, see ``reason``), occupied
     (another job was ``refused`` because the ``holder`` had the run), given-up (no job continues the run).
     """
 

@@ -6,6 +6,7 @@ No module of the package imports torch.
 
 from hpcrun.slurm.answers import (
     JobRecord,
+    cannot_run,
     classify_requeue_error,
     is_unknown_job,
     parse_job_states,
@@ -15,6 +16,8 @@ from hpcrun.slurm.answers import (
     parse_sinfo,
     parse_squeue,
     parse_steps,
+    refusal_words,
+    remedy_of_refusal,
 )
 from hpcrun.slurm.commands import (
     NOT_FOUND,
@@ -47,6 +50,7 @@ __all__ = [
     "TIMED_OUT",
     "Completed",
     "JobRecord",
+    "cannot_run",
     "classify_requeue_error",
     "cluster_name",
     "configured",
@@ -60,6 +64,8 @@ __all__ = [
     "parse_sinfo",
     "parse_squeue",
     "parse_steps",
+    "refusal_words",
+    "remedy_of_refusal",
     "run",
     "sacct_command",
     "scancel_command",

@@ -222,6 +222,49 @@ def classify_requeue_error(stderr: str) -> RequeueError:
     return next((kind for phrase, kind in _REQUEUE_ERRORS if phrase in text), "unknown")
 
 
+# Exit codes of a shell, and of slurm.run, for a program that is absent or may not be executed.
+_CANNOT_RUN = (126, 127)
+_OTHER_VERSION = (
+    *("incompatible versions", "protocol version has changed", "loading shared libraries"),
+    *("plugin_load_from_file", "load specified plugin"),
+)
+_LAST_LINES = 3
+_PREFIX = re.compile(r"^(?:sbatch|srun|scontrol): (?:error: |fatal: )?", re.MULTILINE)
+
+
+def cannot_run(answer: Completed) -> bool:
+    """Return True if a program of Slurm is absent, may not be executed, or belongs to another version."""
+    text = answer.stderr.lower()
+    return answer.returncode in _CANNOT_RUN or (
+        answer.returncode != 0 and any(words in text for words in _OTHER_VERSION)
+    )
+
+
+def refusal_words(answer: Completed) -> str:
+    """Return the reason in one line that a program of Slurm gave; empty without a word.
+
+    A site's own check or wrapper may print the reason to stdout, and leave stderr empty or without a reason.
+    """
+    reason = " ".join(_PREFIX.sub("", answer.stderr).split())
+    reason = reason.replace("Batch job submission failed: ", "")
+    if reason and reason not in _NO_REASON:
+        return reason
+    printed = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return " / ".join([*printed[-_LAST_LINES:], *([reason] if reason else [])])
+
+
+_NO_REASON = ("Unspecified error", "error", "failed")
+
+
+def remedy_of_refusal(words: str) -> str:
+    """Return what to do about a job that sbatch has refused with ``words``."""
+    if classify_requeue_error(words) == "transient":
+        return "Slurm's controller does not answer: submit again later, or tell an administrator"
+    if "Invalid job array specification" in words:
+        return "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
+    return "change the `job:` section or the flags, and see `sinfo`"
+
+
 def is_unknown_job(answer: Completed) -> bool:
     """Return True if the controller has forgotten the job; any other failure gives False."""
     return answer.returncode != 0 and "Invalid job id specified" in answer.stderr

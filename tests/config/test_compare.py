@@ -218,3 +218,18 @@ def test_the_possible_length_is_reported_with_its_reason():
     assert left(constant, "optim.schedule=cosine", 5) == f"{told} 0"
     assert left(constant, f"{constant} train.steps=9", 9) == "train.steps must be more than 9"
     assert left(f"{constant} train.steps=9", constant, 9) == "the run cannot become longer"
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ("python train.py --lr 0.2 --epochs 30", "… --lr 0.1 … -> … --lr 0.2 …"),
+        ("python train.py --lr 0.1 --epochs 30 --amp", "… -> … --amp"),
+        ("python other.py --lr 0.1 --epochs 30", "… train.py … -> … other.py …"),
+        ("python train.py --epochs 30", "… --lr 0.1 … -> …"),
+        ("sh x.sh", "python train.py --lr 0.1 --epochs 30 -> sh x.sh"),
+    ],
+)
+def test_another_command_shows_the_changed_words(after: str, words: str) -> None:
+    before = Config(command=["python", "train.py", "--lr", "0.1", "--epochs", "30"])
+    assert all_differences(before, Config(command=after.split())) == [f"command: {words}"]

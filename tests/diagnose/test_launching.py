@@ -54,6 +54,20 @@ def test_a_failed_setup_is_reported_with_its_line_and_message(log: str, words: s
          'srun: error: unrecognized --cpu-bind argument "bogus"\n'
          "srun: fatal: Failed to parse --cpu-bind= values.",
          'srun: unrecognized --cpu-bind argument "bogus"'),
+        ("srun: fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive.",
+         "srun: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."),
+        ("srun: fatal: cpus-per-task set by two different environment variables SLURM_CPUS_PER_TASK=3 != "
+         "SLURM_TRES_PER_TASK=cpu=1",
+         "srun: cpus-per-task set by two different environment variables SLURM_CPUS_PER_TASK=3 != "
+         "SLURM_TRES_PER_TASK=cpu=1"),
+        ("srun: fatal: --gpus-per-task is mutually exclusive with --ntasks-per-gpu",
+         "srun: --gpus-per-task is mutually exclusive with --ntasks-per-gpu"),
+        ("srun: error: Requested het-group offset exceeds the number of components",
+         "srun: Requested het-group offset exceeds the number of components"),
+        ("srun: error: Unable to create step for job 7: Requested node configuration is not available",
+         "srun: Unable to create step for job 7: Requested node configuration is not available"),
+        ("srun: warning: can't honor --ntasks-per-node set to 2\nsrun: fatal: Invalid MPI type 'pmi9'",
+         "srun: Invalid MPI type 'pmi9'"),
         ("srun: error: Invalid --time specification", "srun: Invalid --time specification"),
         ("srun: error: Unable to create step for job 23: More processors requested than permitted",
          "srun: Unable to create step for job 23: More processors requested than permitted"),
@@ -83,11 +97,34 @@ def test_a_missing_program_is_named_and_may_exist_elsewhere(rank: str, words: st
         assert told.bad_input is not worked
 
 
-def test_what_may_pass_is_left_to_the_budget_for_crashes() -> None:
-    busy = (
-        "srun: error: Unable to create step for job 7: Job/step already completing or completed\n"
-    )
-    assert launch_failure(busy, "", worked=False) is None
+@pytest.mark.parametrize(
+    "said",
+    [
+        "srun: error: Unable to create step for job 7: Job/step already completing or completed",
+        "srun: error: Unable to create step for job 7: Requested nodes are busy",
+        "srun: error: Unable to confirm allocation for job 7: Invalid job id specified",
+        "srun: error: Unable to create step for job 7: Unable to contact slurm controller (connect failure)",
+        "srun: fatal: Could not establish a configuration source",
+        "srun: fatal: Unable to process configuration file",
+        "srun: error: Invalid job credential",
+        "srun: error: Task launch for StepId=7.0 failed on node n1: Socket timed out on send/recv operation",
+        "srun: warning: exceeds the recommended number of tasks",
+        "srun: job 7 queued and waiting for resources",
+    ],
+)
+def test_what_may_pass_is_left_to_the_budget_for_crashes(said: str) -> None:
+    assert launch_failure(f"on node1\n{said}\n", "", worked=False) is None
+
+
+@pytest.mark.parametrize("words", ["srun: command not found", "/usr/bin/srun: Permission denied"])
+def test_a_batch_script_without_srun_is_bad_input(words: str) -> None:
+    told = launch_failure(f"on node1\nhpcrun: line 15: {words}\n", "", worked=False)
+    assert told is not None
+    assert told.bad_input
+    assert "lacks Slurm's programs" in told.line
+
+
+def test_a_removed_node_is_no_bad_input_after_work() -> None:
     gone = "srun: error: Invalid node name specified"
     told = [launch_failure(gone, "", worked=worked) for worked in (True, False)]
     assert [one.bad_input for one in told if one] == [False, True]

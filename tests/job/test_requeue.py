@@ -140,3 +140,23 @@ def test_a_job_in_its_grace_time_is_left_to_slurm(
         esac""",
     )
     assert requeue(FIRST, pytest.fail, desk.word, patience=0.0) == becomes
+
+
+@pytest.mark.parametrize("how", ["missing", "closed", "wrong version"])
+def test_a_scontrol_that_cannot_run_does_not_hold_the_nodes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("PATH", str(desk.folder))
+    program = desk.folder / "scontrol"
+    if how == "missing":
+        program.unlink()
+    elif how == "closed":
+        program.write_text("no program")
+    else:
+        program.write_text(
+            "#!/bin/sh\necho 'scontrol: Incompatible versions of client' >&2; exit 1\n"
+        )
+    clock, told = Hours(desk), list[str]()
+    assert requeue(FIRST, lambda *said: told.extend(said), until=1e9, clock=clock) == "refused"
+    assert clock.waits == [5.0, 10.0, 20.0, 30.0]
+    assert "controller" not in " ".join(told)

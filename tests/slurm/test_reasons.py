@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.slurm.answers import reason_in_words
+from hpcrun.slurm.answers import (
+    cannot_run,
+    reason_in_words,
+    refusal_words,
+    remedy_of_refusal,
+)
+from hpcrun.slurm.commands import Completed
 
 
 @pytest.mark.parametrize(
@@ -38,3 +44,43 @@ from hpcrun.slurm.answers import reason_in_words
 )
 def test_a_reason_says_whether_patience_is_enough(reason: str, words: str) -> None:
     assert reason_in_words(reason).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("stderr", "stdout", "reason", "remedy"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid qos specification\n", "banner\n",
+         "Invalid qos specification", "change the `job:` section"),
+        # A site's wrapper prints its checks to stdout.
+        ("", "--> Checks the allocation...FAILED\nERROR: You have exceeded your allocation.\n",
+         "--> Checks the allocation...FAILED / ERROR: You have exceeded your allocation.", "change the"),
+        ("sbatch: error: Batch job submission failed: Unspecified error\n", "no hours left\n",
+         "no hours left / Unspecified error", "change the"),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n",
+         "", "Unable to contact slurm controller (connect failure)", "submit again later"),
+        ("", "", "", "change the"),
+    ],
+)  # fmt: skip
+def test_a_refusal_has_its_reason_and_the_right_remedy(
+    stderr: str, stdout: str, reason: str, remedy: str
+) -> None:
+    words = refusal_words(Completed(1, stdout, stderr))
+    assert words == reason
+    assert remedy in remedy_of_refusal(words)
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "cannot"),
+    [
+        (127, "cannot run scontrol: No such file or directory", True),
+        (126, "scontrol: Permission denied", True),
+        (1, "scontrol: error: plugin_load_from_file: Incompatible Slurm plugin", True),
+        (1, "slurm_load_jobs error: Unable to contact slurm controller", False),
+        (1, "slurm_load_jobs error: Invalid job id specified", False),
+        (0, "", False),
+    ],
+)
+def test_a_program_that_cannot_run_is_no_silent_controller(
+    code: int, stderr: str, cannot: bool
+) -> None:
+    assert cannot_run(Completed(code, "", stderr)) is cannot

@@ -11,16 +11,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrun.diagnose.run_lines import LOG_ENDS
+from hpcrun.diagnose.causes import LOG_ENDS
+from hpcrun.diagnose.mistakes import is_refusal, repeats_at_start
+from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job import exit_codes
 from hpcrun.job.history import histories
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import HeardStop, record_failure, record_heard_stop
+from hpcrun.run.endings import (
+    Failure,
+    HeardStop,
+    node_name,
+    record_heard_stop,
+    write_failure,
+)
 from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish
@@ -31,30 +39,69 @@ _STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, _SHELL + number))
 
 
-class ScriptFailed(Exception):
-    """The program ended with a failure; the text has its exit code and its last message."""
+SCRIPT_FAILED = "ScriptFailed"
+"""The kind of a failure without an exception."""
 
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """A failed end.
-
-    ``code``: -n for signal n. ``exception``: the last line of a traceback, or empty. ``last_line``: the last
-    line of the log, or empty.
-    """
+    """A failed end of ``command`` with exit code ``code``, -n for signal n; ``error``: from its log."""
 
     command: Sequence[str]
     code: int
-    exception: str = ""
-    last_line: str = ""
+    error: ScriptError = field(default_factory=ScriptError)
 
     @property
-    def line(self) -> str:
-        """One line that describes the end."""
-        words = f": {self.exception}" if self.exception else ""
-        if self.last_line and not words:
-            words = f"{LOG_ENDS}{self.last_line}"
-        return f"{' '.join(self.command)[:80]} {_how(self.code)}{words}"
+    def kind(self) -> str:
+        """The type of the exception that ended the script, or ``ScriptFailed``."""
+        return self.error.kind if self._raised else SCRIPT_FAILED
+
+    @property
+    def message(self) -> str:
+        """The text of the exception; without one, the command, its exit code and its last line."""
+        error = self.error
+        rank = f"rank {error.rank} of the launcher" if error.rank is not None else ""
+        if self._raised:
+            # Python's text may be empty.
+            words = error.message or "no message"
+            return f"{words} ({rank})" if rank else words
+        words = f"{' '.join(self.command)[:80]} {_how(self.code)}"
+        if error.name:
+            # An exception that a signal followed.
+            return f"{words}: {error.exception}"
+        if rank and error.code is not None:
+            words += f": {rank} {_how(error.code)}"
+        return f"{words}{LOG_ENDS}{error.last_line}" if error.last_line else words
+
+    @property
+    def _raised(self) -> bool:
+        """True if the exception is the end, and no signal killed the program."""
+        code = self.error.code if self.error.code is not None else self.code
+        return bool(self.error.name) and (0 < code < _SHELL or _is_abort(code))
+
+    def failure(self, rank: int, step: int | None) -> Failure:
+        """Return the record of the failure of ``rank`` at ``step``."""
+        error = self.error
+        return Failure(
+            rank=rank,
+            host=node_name(),
+            time=time.time(),
+            kind=self.kind,
+            message=self.message,
+            where=error.where,
+            step=step,
+            traceback=error.traceback if error.where else "",
+            copy=error.copy,
+            # Steps were computed with this input: the cause may be a node.
+            bad_input=is_refusal(error) or (not step and repeats_at_start(error, self.code)),
+            certain=is_refusal(error),
+        )
+
+
+def _is_abort(code: int) -> bool:
+    """Return True for the abort of an interpreter that exits: threads of gloo or CUDA may cause one."""
+    aborts = (signal.SIGABRT, signal.SIGSEGV)
+    return code in (*(-number for number in aborts), *(_SHELL + number for number in aborts))
 
 
 def died_of_stop(code: int) -> bool:
@@ -110,7 +157,7 @@ def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
 def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:
     """Write a failure record, from which hpcrun later finds the rank that failed first."""
     try:
-        record_failure(folder, rank, ScriptFailed(end.line), step)
+        write_failure(folder, end.failure(rank, step))
     except OSError as error:
         print(f"hpcrun: the failure is not recorded: {error}", file=sys.stderr, flush=True)
 

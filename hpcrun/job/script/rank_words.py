@@ -4,7 +4,9 @@ The answer errs towards yes: a wrong warning costs more than a missing one.
 """
 
 import ast
+import contextlib
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +32,22 @@ _TRAINS = re.compile(
     r"|\bnp\.savez?\("
 )
 """Words of code that trains, or that saves its result: all copies write the same file."""
+_WRITES = re.compile(
+    r"\.save\w*\(|\.dump\(|write_(?:text|bytes)\(|\.to_(?:csv|parquet|json|pickle|hdf)\(|savefig\("
+    r"|open\([^)\n]*[\"'][wax]b?\+?[\"']"
+)
+_OWN_NAMES = re.compile(r"tempfile|secrets|token_hex|random|time_ns|time\.time|perf_counter")
+"""Words of code that may write files with different names or different samples in each copy."""
+_GROUP_OF_TRAINER = re.compile(
+    r"^\s*(?:from|import)\s+(?:lightning|pytorch_lightning)\b", re.MULTILINE
+)
+_OWN_RANKS = re.compile(
+    r"environ|getenv|torch\.distributed|init_process_group|mpi4py|horovod|\bray\b|\bjax\b|subprocess"
+)
+"""Words of a script that may divide its work without the process group of its trainer."""
+_MPI_IMPORT = re.compile(r"^\s*(?:from|import)\s+mpi4py\b", re.MULTILINE)
+_MPI_LIBRARY = re.compile(rb"libmpi\w*\.so|MPI_Init\b|MPI_Init_thread\b")
+_MOST_OF_PROGRAM = 64 << 20
 _SILENT = frozenset(
     {
         *("PIL", "albumentations", "click", "cv2", "datasets", "einops", "h5py", "hpcrun", "hydra"),
@@ -54,16 +72,54 @@ def knows_ranks(command: Sequence[str], folder: Path) -> bool | None:
     script = script_of(command)
     if script is None:
         return None
-    hides, trains = False, False
+    hides, repeats = False, False
     try:
         for text in sources(folder / script):
             if _KNOWS.search(text):
                 return True
             hides = hides or bool(_HIDES.search(text))
-            trains = trains or bool(_TRAINS.search(text))
+            writes = _WRITES.search(text) and not _OWN_NAMES.search(text)
+            repeats = repeats or bool(_TRAINS.search(text) or writes)
     except (OSError, SyntaxError, ValueError, LookupError):
         return None
-    return False if trains and not hides else None
+    return False if repeats and not hides else None
+
+
+def trainer_makes_group(command: Sequence[str], folder: Path) -> bool:
+    """Return True if the ranks of a Python script can only meet in the process group of Lightning's trainer.
+
+    Args:
+        command, folder: as for :func:`knows_ranks`.
+    """
+    text = _own_text(command, folder)
+    return bool(_GROUP_OF_TRAINER.search(text)) and not _OWN_RANKS.search(text)
+
+
+def uses_mpi(command: Sequence[str], folder: Path) -> bool:
+    """Return True if ``command`` is a program of MPI, by its imports or its libraries.
+
+    Args:
+        command, folder: as for :func:`knows_ranks`.
+    """
+    if is_python(command):
+        return bool(_MPI_IMPORT.search(_own_text(command, folder)))
+    program = shutil.which(command[0]) or str(folder / command[0])
+    try:
+        with Path(program).open("rb") as file:
+            return bool(_MPI_LIBRARY.search(file.read(_MOST_OF_PROGRAM)))
+    except OSError:
+        return False
+
+
+def _own_text(command: Sequence[str], folder: Path) -> str:
+    """Return the script and the modules of its folder as one text, as far as they can be read."""
+    script, texts = script_of(command), list[str]()
+    # A module that is not known may be a library.
+    with contextlib.suppress(OSError, SyntaxError, ValueError, LookupError):
+        if script is not None:
+            for text in sources(folder / script):
+                texts.append(text)
+    return "\n".join(texts)
 
 
 def sources(script: Path) -> Iterator[str]:
@@ -81,9 +137,8 @@ def sources(script: Path) -> Iterator[str]:
         if len(seen) > _MOST_FILES or path.stat().st_size > _MOST_BYTES:
             raise LookupError(path)
         tree = ast.parse(path.read_text())
-        names = set(_imported(tree))
         yield _code(tree)
-        for name in names:
+        for name in _imported(tree):
             found = list(_modules(root, name))
             if not found and name not in sys.stdlib_module_names and name not in _SILENT:
                 raise LookupError(name)
@@ -91,14 +146,23 @@ def sources(script: Path) -> Iterator[str]:
             seen.update(found)
 
 
-def _code(tree: ast.AST) -> str:
-    """Return the code without comments and docstrings, which may be about the ranks of other programs."""
+def _code(tree: ast.Module) -> str:
+    """Return the code without comments and docstrings, which may speak of ranks."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        for one in body if isinstance(body, list) else ():
-            if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
-                one.value.value = None
+        if isinstance(body, list):
+            texts = [one for one in body if _is_text(one)]
+            # An empty body is no code.
+            node.body = [one for one in body if one not in texts] or [ast.Pass()]  # type: ignore[attr-defined]
     return ast.unparse(tree)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:

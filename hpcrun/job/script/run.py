@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.run_lines import script_exception
+from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job import exit_codes
 from hpcrun.job.history import starts_before
@@ -37,7 +37,7 @@ from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.local.job_files import script_environment
@@ -124,7 +124,15 @@ def run_script(
             progress.note_start()
         copies = None
         if config.rank == 0 and launcher is None and met.launch_method in ("slurm", "local"):
-            copies = CopyWatch(command, Path.cwd(), folder, met.master_port, met.world_size)
+            copies = CopyWatch(
+                command,
+                Path.cwd(),
+                folder,
+                met.master_port,
+                met.world_size,
+                environ=environ,
+                note=lambda line: note(run, "copies", attempt, reason=line),
+            )
         watch = ScriptWatch(
             child,
             run,
@@ -164,8 +172,8 @@ def run_script(
             return exit_codes.FAILED
         return exit_codes.DONE
     if code:
-        said = script_exception(folder / f"rank-{config.rank:05d}.log")
-        record_end(folder, config.rank, ScriptEnd(command, code, *said), progress.step)
+        last = script_error(folder / f"rank-{config.rank:05d}.log", code)
+        record_end(folder, config.rank, ScriptEnd(command, code, last), progress.step)
     return rank_code(code if code >= 0 else 128 - code)
 
 

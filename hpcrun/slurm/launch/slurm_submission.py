@@ -1,6 +1,7 @@
 """The submission of a run, or of an array of a sweep, to Slurm."""
 
 import shutil
+import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
                 f"`squeue --me` before you submit again; the job would use {run.path}"
             ) from error
         executor.script.unlink(missing_ok=True)
-        raise LaunchError(_refusal(words)) from error
+        raise LaunchError(_refusal(error)) from error
     except OSError as error:
         if executor.accepted is not None:
             take_back(run, Submitted("slurm", executor.accepted), error)
@@ -75,6 +76,11 @@ def fitted_to_slurm(config: Config, *, submits: bool = False) -> Config:
     Raises:
         LaunchError: no node has the requested resources, or the controller does not answer.
     """
+    if submits and shutil.which("scontrol") is None:
+        raise LaunchError(
+            "scontrol is not on PATH, or may not be executed: hpcrun could not requeue the job; add the "
+            "folder of Slurm's commands to PATH, as on a login host"
+        )
     # Without an answer the request cannot be fitted to the nodes of the cluster.
     if submits and not config.job.cpu and _is_away():
         raise LaunchError(
@@ -123,10 +129,13 @@ def _executor(
     return RequeueingSlurmExecutor(submitit_folder(run), request)
 
 
-def _refusal(words: str) -> str:
-    reason = words.replace("sbatch: error: ", "").replace("Batch job submission failed: ", "")
-    if "Invalid job array specification" in words:
-        remedy = "MaxArraySize of this cluster limits a sweep; divide its values among several, with --name"
+def _refusal(error: Exception) -> str:
+    cause = error.__cause__
+    if not isinstance(cause, subprocess.CalledProcessError):
+        reason = " ".join(str(error).split())
     else:
-        remedy = "change the `job:` section or the flags, and see `sinfo`"
-    return f"sbatch refused: {reason}; {remedy}"
+        answer = slurm.Completed(cause.returncode, str(cause.output or ""), str(cause.stderr or ""))
+        if slurm.cannot_run(answer):
+            return f"sbatch cannot run: {slurm.refusal_words(answer)}; check PATH and the version of Slurm"
+        reason = slurm.refusal_words(answer) or f"exit code {cause.returncode}, without a reason"
+    return f"sbatch refused: {reason}; {slurm.remedy_of_refusal(reason)}"

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.script.copies import CopyWatch, is_listening, same_numbers
+from hpcrun.job.finalize import finalize
+from hpcrun.job.policy import Budgets
+from hpcrun.job.script.copies import CopyWatch, is_listening, same_numbers, was_used
 from hpcrun.job.script.end import ProgressWatch
-from hpcrun.job.script.rank_words import knows_ranks
+from hpcrun.job.script.rank_words import knows_ranks, uses_mpi
 from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt
+from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.files import read_json
 from tests.scripts_of_others import DDP
 
 TRAINS = """
@@ -50,6 +53,10 @@ def folder(tmp_path: Path) -> Path:
         (TRAINS + 'part = os.environ["SLURM_PROCID"]\n', True),
         (TRAINS + "import other.ranks\n", True),
         (TRAINS + "from lightning import Trainer\n", True),
+        ("import torch\ntorch.save(torch.nn.Linear(2, 1).state_dict(), 'model.pt')\n", False),
+        ("import pandas\npandas.read_csv('a').to_csv('b')\n", False),
+        ("import numpy\nnumpy.savetxt(f'{numpy.random.rand()}', [1])\n", None),
+        ('"""Every rank trains."""\n' + TRAINS + "# torch.distributed\n", False),
         (TRAINS + "import unheard_of\n", None),
         (TRAINS + "import filelock\n", None),
         (TRAINS + "import wandb\nwandb.agent('sweep', train)\n", None),
@@ -138,3 +145,68 @@ def test_equal_numbers_of_all_ranks_mean_copies(
     second.write_text("")
     assert not same_numbers(folder, 2)
     assert not same_numbers(folder, 3)
+
+
+MPI_PROGRAM = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)\n"
+LIGHTNING = "import lightning as L\nL.Trainer(max_epochs=1).fit(model, data)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "outputs", "environ", "words"),
+    [
+        (MPI_PROGRAM, ["0 1\n"] * 2, {}, "each as rank 0 of 1"),
+        (MPI_PROGRAM, ["0 1 took 2.5 s\n", "0 1 took 2.75 s\n"], {}, "each as rank 0 of 1"),
+        # Ranks that have found each other, also without a variable: PMI-1 reads those of Slurm.
+        (MPI_PROGRAM, ["0 2\n", "1 2\n"], {}, None),
+        (MPI_PROGRAM, ["sum 1.5\n", ""], {}, None),
+        (MPI_PROGRAM, ["0 1\n"] * 2, {"PMIX_RANK": "0"}, None),
+        (LIGHTNING, ["epoch\n", ""], {}, "Lightning's trainer has made no process group"),
+        (LIGHTNING + "import os\nme = os.environ['RANK']\n", ["epoch\n", ""], {}, None),
+    ],
+)
+def test_copies_of_mpi_programs_or_trainers_get_a_line(
+    folder: Path, text: str, outputs: list[str], environ: dict[str, str], words: str | None
+) -> None:
+    (folder / "t.py").write_text(text)
+    for rank, output in enumerate(outputs):
+        (folder / f"rank-0000{rank}.log").write_text(output)
+    told: list[str] = []
+    watch = CopyWatch(
+        ["python", "t.py"], folder, folder, 1, 2, after=0.0, environ=environ, note=told.append
+    )
+    watch.look()
+    assert told == []
+    watch.look(ended=True)
+    assert [words in line for line in told if words] == [True] * (words is not None)
+    assert words is not None or told == []
+
+
+def test_a_compiled_mpi_program_is_found_by_its_library(folder: Path) -> None:
+    program = folder / "solver"
+    for content, found in (
+        (b"\x7fELF..libmpi.so.40..", True),
+        (b"..MPI_Init..", True),
+        (b"..", False),
+    ):
+        program.write_bytes(content)
+        assert uses_mpi(["./solver", "in"], folder) is found
+    assert not uses_mpi(["./absent"], folder)
+
+
+def test_a_port_counts_as_used_after_its_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            connection, _ = server.accept()
+            connection.close()
+    assert not is_listening(port)
+    assert was_used(port)
+
+
+def test_a_run_of_copies_does_not_finish_without_a_word(tmp_path: Path) -> None:
+    run, attempt = create(tmp_path / "a", "{}\n", {}), Attempt("7", 0)
+    record_event(run, "opened", attempt=attempt, script=True, ranks=4)
+    record_event(run, "copies", attempt=attempt, reason="t.py: 4 copies of it run")
+    assert finalize(run, attempt, 0, Budgets(script=True)).line == "t.py: 4 copies of it run"
+    result = read_json(run.result) or {}
+    assert (result["state"], result["reason"]) == ("finished", "t.py: 4 copies of it run")

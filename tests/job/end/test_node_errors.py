@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.diagnose.finding import find_cause
+from hpcrun.diagnose.run_lines import lines_of_attempt
+from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
-from hpcrun.job.script.end import ScriptFailed
+from hpcrun.job.script.end import ScriptEnd, record_end
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import record_failure
 from hpcrun.run.events import Attempt, Cause, record_event
@@ -131,21 +134,77 @@ def test_a_successor_s_script_words_are_no_bad_input(
     record_event(run, "submitted", job="8", executor="slurm", continues="7")
     later = Attempt("8", 0)
     opened(run, later, nodes=1, script=True)
-    failure = ScriptFailed("a.py ended with exit code 2: a.py: error: unrecognized arguments: -x")
-    record_failure(run.attempt_logs(Attempt("8", 0)), 0, failure, None, "n1")
+    usage = ScriptError(last_line="a.py: error: unrecognized arguments: -x", usage=True)
+    record_end(run.attempt_logs(Attempt("8", 0)), 0, ScriptEnd(["a.py"], 2, usage), None)
     classification = finalize(run, later, 1, Budgets(script=True))
     assert (classification.cause, classification.decision.restart) == (Cause.CRASH, True)
 
 
-@pytest.mark.parametrize(("seconds", "cause"), [(5.0, Cause.BAD_INPUT), (90.0, Cause.CRASH)])
-def test_the_words_of_a_script_count_in_its_first_minute(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, seconds: float, cause: Cause
+@pytest.mark.parametrize(
+    ("said", "code", "seconds", "cause"),
+    [
+        ("srun: error: Requested node configuration is not available", 1, 5.0, Cause.BAD_INPUT),
+        ("rendezvous: environment variable RANK expected, but not set", 1, 5.0, Cause.BAD_INPUT),
+        # The script may have survived the message for long.
+        ("srun: error: Requested node configuration is not available", 1, 90.0, Cause.CRASH),
+        ("srun: error: Requested node configuration is not available", -9, 5.0, Cause.CRASH),
+        ("srun: error: Node failure on n1", 1, 5.0, Cause.CRASH),
+    ],
+)
+def test_what_doctor_calls_hopeless_is_not_started_again(
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    code: int,
+    seconds: float,
+    cause: Cause,
+) -> None:
+    opened(run, FIRST, nodes=1, script=True)
+    ends = time.time() + seconds
+    monkeypatch.setattr(time, "time", lambda: ends)
+    logs = run.attempt_logs(FIRST)
+    record_end(logs, 1, ScriptEnd(["a.sh"], code, ScriptError(last_line="bye")), None)
+    (logs / "rank-00001.log").write_text(f"begins\n{said}\nbye\n")
+    found = finalize(run, FIRST, 1, Budgets(script=True))
+    assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
+    named = find_cause(lines_of_attempt(run, FIRST, []))
+    assert (named is not None and named.retry == "never") or cause is Cause.CRASH
+
+
+MISSING = ScriptError("FileNotFoundError", "[Errno 2] No such file: 'a'", "/me/a.py:3")
+REFUSED = ScriptError("hpcrun.errors.UserError", "loader: is a list", "/me/a.py:3")
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "saved", "cause"),
+    [
+        (MISSING, 5.0, False, Cause.BAD_INPUT),
+        # A file server may be away.
+        (MISSING, 90.0, False, Cause.CRASH),
+        (MISSING, 5.0, True, Cause.CRASH),
+        (ScriptError("SyntaxError", "bad", "/me/a.py:3"), 5.0, False, Cause.BAD_INPUT),
+        # hpcrun refuses the same call at any time.
+        (REFUSED, 5.0, False, Cause.BAD_INPUT),
+        (REFUSED, 9000.0, True, Cause.BAD_INPUT),
+        (ScriptError("hpcrun.errors.ClusterError", "no free port"), 5.0, False, Cause.CRASH),
+    ],
+)
+def test_mistakes_of_a_script_count_until_it_works(
+    run: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    error: ScriptError,
+    seconds: float,
+    saved: bool,
+    cause: Cause,
 ) -> None:
     opened(run, FIRST, nodes=1, script=True)
     record_event(run, "started", attempt=FIRST)
+    if saved:
+        record_event(run, "saved", attempt=FIRST, step=7)
     ends = time.time() + seconds
     monkeypatch.setattr(time, "time", lambda: ends)
-    record_failure(
-        run.attempt_logs(Attempt("7", 0)), 0, ScriptFailed("a.py: SyntaxError: bad"), None, "n1"
-    )
-    assert finalize(run, FIRST, 1, Budgets(script=True)).cause is cause
+    record_end(run.attempt_logs(FIRST), 3, ScriptEnd(["a.py"], 1, error), None)
+    found = finalize(run, FIRST, 1, Budgets(script=True))
+    assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH)
+    assert error.message in found.line
+    assert error.where in found.line

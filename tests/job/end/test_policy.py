@@ -6,6 +6,9 @@ from hpcrun.job.history import AttemptRecord, histories, last_committed
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.run.events import Attempt, Cause, Event
 
+CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
+PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
+
 
 def record(
     cause: Cause, *, begun: int = 0, committed: int | None = 10, crash: int | None = None
@@ -90,8 +93,8 @@ def test_a_script_that_handles_the_warning_always_continues() -> None:
     assert decide([*deaths, *saved, *deaths], budgets).restart
 
 
-def timed(cause: Cause, seconds: float, **more: int) -> AttemptRecord:
-    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, **more)
+def timed(cause: Cause, seconds: float, failure: str = "", **more: int) -> AttemptRecord:
+    return AttemptRecord(Attempt("1", 0), 0.0, cause=cause, ended=seconds, failure=failure, **more)
 
 
 def test_a_script_that_continues_without_work_is_given_up() -> None:
@@ -118,6 +121,49 @@ def test_a_script_that_reports_saves_is_judged_like_a_task() -> None:
     assert decide([killed] * 9, budgets).restart
 
 
+PLACE, OTHER = "KeyError at /me/a.py:7", "KeyError at /me/a.py:9"
+
+
+@pytest.mark.parametrize(
+    ("history", "again"),
+    [
+        ([(4.0, PLACE)], True),
+        ([(4.0, PLACE), (4.0, PLACE)], False),
+        ([(4.0, PLACE), (4.0, OTHER)], True),
+        ([(4.0, ""), (4.0, "")], True),
+        # Imports from a busy file system take minutes.
+        ([(400.0, PLACE), (350.0, PLACE)], False),
+        # The second attempt continued from the script's own checkpoint.
+        ([(7000.0, PLACE), (30.0, PLACE)], False),
+        ([(30.0, PLACE), (7000.0, PLACE)], True),
+        # Preemptions do not interrupt the series.
+        ([(30.0, PLACE), (90.0, None), (30.0, PLACE)], False),
+        # The script has worked: an unavailable file server gives equal messages too.
+        ([(7000.0, None), (30.0, PLACE), (30.0, PLACE)], True),
+        ([(7000.0, OTHER), (30.0, PLACE), (30.0, PLACE)], True),
+    ],
+)
+def test_the_same_failure_twice_ends_a_script(
+    history: list[tuple[float, str | None]], again: bool
+) -> None:
+    records = [
+        timed(PREEMPTION if failure is None else CRASH, seconds, failure or "")
+        for seconds, failure in history
+    ]
+    told = decide(records, Budgets(script=True))
+    assert told.restart is again, told.reason
+    assert again or told.reason.endswith(f"(restarts.same_step): {PLACE}")
+    assert decide(records, Budgets(script=True, same_step=None)).restart
+
+
+def test_a_failure_after_progress_needs_the_same_step() -> None:
+    far = [timed(CRASH, 90.0, PLACE, begun_at=0, committed=4, crash_step=n) for n in (6, 9)]
+    assert decide(far, Budgets(script=True)).restart
+    near = [timed(CRASH, 90.0, PLACE, crash_step=n) for n in (6, 9)]
+    assert decide(near, Budgets(script=True)).restart
+    assert not decide([near[0]] * 2, Budgets(script=True)).restart
+
+
 def test_two_crashes_at_one_step_stop_the_run() -> None:
     same = progress([Cause.CRASH, Cause.PREEMPTION, Cause.CRASH], crashes=[5, 0, 5])
     told = decide(same, Budgets())
@@ -129,10 +175,6 @@ def test_two_crashes_at_one_step_stop_the_run() -> None:
 def idle(*causes: Cause) -> list[AttemptRecord]:
     """Return attempts that commit no new step; each crash is at another step."""
     return [record(cause, begun=10, committed=None, crash=n) for n, cause in enumerate(causes)]
-
-
-CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
-PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script import run as running
@@ -78,17 +80,27 @@ def test_a_programs_exit_codes_are_not_taken_for_ours(code: int, ours: int) -> N
     assert rank_code(code) == ours
 
 
-def test_a_failed_end_has_its_code_and_last_message() -> None:
-    told = ScriptEnd(["python", "a.py"], 1, "ValueError: bad sample").line
-    assert told == "python a.py ended with exit code 1: ValueError: bad sample"
-    told = ScriptEnd(["a.sh"], 3, "", "epoch 7").line
-    assert told == "a.sh ended with exit code 3; its log ends with: epoch 7"
-    assert ScriptEnd(["a"], -9).line == "a was killed by SIGKILL"
+def test_a_failed_end_has_its_own_message_or_its_code() -> None:
+    raised = ScriptError("errors.Broken", "bad sample", "/me/a.py:3", last_line="x")
+    failure = ScriptEnd(["python", "a.py"], 1, raised).failure(0, 7)
+    assert (failure.kind, failure.message) == ("Broken", "bad sample")
+    assert (failure.where, failure.step) == ("/me/a.py:3", 7)
+    # A thread of gloo may abort the interpreter at its exit.
+    assert ScriptEnd(["a.py"], -6, raised).kind == "Broken"
+    assert (
+        ScriptEnd(["a.py"], -9, raised).message == "a.py was killed by SIGKILL: Broken: bad sample"
+    )
+    launched = ScriptEnd(["a.py"], 1, replace(raised, rank=3, code=1))
+    assert launched.message == "bad sample (rank 3 of the launcher)"
+    told = ScriptEnd(["a.sh"], 3, ScriptError(last_line="epoch 7"))
+    assert told.kind == "ScriptFailed"
+    assert told.message == "a.sh ended with exit code 3; its log ends with: epoch 7"
+    assert ScriptEnd(["a"], -9).message == "a was killed by SIGKILL"
     # A shell's exit code after a program that it started was killed.
-    assert ScriptEnd(["sh"], 137).line == (
+    assert ScriptEnd(["sh"], 137).message == (
         "sh ended with exit code 137: its program was killed by SIGKILL"
     )
-    assert ScriptEnd(["sh"], 255).line == "sh ended with exit code 255"
+    assert ScriptEnd(["sh"], 255).message == "sh ended with exit code 255"
 
 
 @pytest.mark.parametrize(
