@@ -83,7 +83,7 @@ class ReportServer(ThreadingHTTPServer):
         return text, moment(content.read) or "unknown"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a request in a thread of its own, and end the oldest connections if there are too many."""
+        """Answer a request in a new thread, and end the oldest connections if there are too many."""
         self._open.append(request)
         while len(self._open) > _MOST_OPEN:
             with contextlib.suppress(OSError, IndexError):
