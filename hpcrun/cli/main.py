@@ -1,6 +1,7 @@
 """The `hpcrun` program: find the command, and turn refusals into one line and exit code 2."""
 
 import argparse
+import contextlib
 import difflib
 import gc
 import importlib
@@ -88,9 +89,25 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    _open_streams()
     make_printable()
     sys.excepthook = _show_traceback
     sys.exit(guarded(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _open_streams() -> None:
+    """Open the null device in place of a standard stream that the caller has closed (``hpcrun status >&-``).
+
+    Otherwise the next file that this program opens gets the number of the stream, and the output of others.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.fstat(number)
+                continue
+            if os.open(os.devnull, os.O_RDWR) == number:
+                os.set_inheritable(number, True)
+                setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def guarded(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from hpcrun.errors import UserError
 _LONGEST_VALUE = 60  # maximum characters of a refused value in a message
 _LONGEST_KEY = 200
 MOST_SHOWN = 40
-"""Most problems that get a line in a message; it counts the others."""
+"""Problems that have a line in a message, which counts the others."""
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,10 @@ if yaml.__with_libyaml__:
 else:
     _FAST = None
 
-_LOADERS: list[Any] = [_Loader, *filter(None, [_FAST])]
 for _name, _pattern in SCALARS.items():
-    for _reader in _LOADERS:
-        _reader.add_implicit_resolver(_TAG + _name, _pattern, None)
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, None)
+    if _FAST is not None:
+        _FAST.add_implicit_resolver(_TAG + _name, _pattern, None)
 
 DEEPEST = 100
 """Levels of nesting in a config."""
@@ -113,8 +113,8 @@ def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
                 depth += isinstance(event, yaml.CollectionStartEvent)
                 depth -= isinstance(event, yaml.CollectionEndEvent)
                 if depth > DEEPEST:
-                    line = event.start_mark.line + 1 if event.start_mark else 1
-                    raise ConfigError([Problem(place(line), "", TOO_DEEP)])
+                    line = event.start_mark.line if event.start_mark else 0
+                    raise ConfigError([Problem(place(line + 1), "", TOO_DEEP)])
             return _FAST(text).get_single_node()
         except yaml.YAMLError:
             # PyYAML's own parser reports it in the same words as for a short text.
@@ -156,7 +156,7 @@ class _Walk:
         """Return the plain value of the node at a path of keys.
 
         Raises:
-            ConfigError: the text has too many values, of which aliases repeat some, or too many levels.
+            ConfigError: the text has too many values, with those that aliases repeat, or too many levels.
         """
         self._values += 1
         if self._values > _MOST_VALUES:

@@ -58,7 +58,7 @@ def resolve(layers: Iterable[Layer]) -> Config:
 
 
 def _first_given(keys: Sequence[str], where: Mapping[str, str]) -> str:
-    """Return the key with the reported place: the first given key, or else a section of one; or ""."""
+    """Return the first given key, or else the section of one, for the place in a message; or ""."""
     exact = (key for key in keys if key in where)
     around = filter(None, (given_key(key, where) for key in keys))
     return next(exact, None) or next(around, "")

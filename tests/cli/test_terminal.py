@@ -1,6 +1,8 @@
 """A followed run on a real terminal: one bar, Ctrl-C, and a closed window."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,3 +108,13 @@ def test_into_a_pipe_go_plain_lines_and_the_result(finished: Path) -> None:
     assert re.search(r"^hpcrun: done is finished$", output, re.M)
     assert re.search(r"^  validation loss +\d+\.\d{4}$", output, re.M)
     assert re.search(rf"^  result +{finished}/runs/done/result\.json$", output, re.M)
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", "<&- >&- 2>&-", "2>&-"])
+def test_a_closed_stream_ends_no_command(closed: str, tmp_path: Path) -> None:
+    line = f'"{sys.executable}" -m hpcrun help {closed}'
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed == "2>&-")

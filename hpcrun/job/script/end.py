@@ -200,7 +200,7 @@ def _new_folder() -> tuple[Path, int]:
     try:
         return made.rename(memory / made.name.removeprefix(".")), lock
     except OSError:
-        # Another user has taken the name. With the hidden name, no process removes what a killed rank leaves.
+        # Another user has taken the name. With the hidden name, it stays after a rank that is killed.
         return made, lock
 
 
