@@ -31,6 +31,7 @@ INTO_LOGS = (
 )
 # These write to pipes that a program reads.
 INTO_PIPES = (
+    "api/submission/checks/interpreter.py",
     "network/agent.py",
     "network/torch_rank.py",
 )

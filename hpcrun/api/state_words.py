@@ -38,7 +38,6 @@ def state_in_words(state: RunState, events: Sequence[Event], now: float, overdue
 
 
 _OF_RANK = re.compile(r"(?P<rank>rank \d+ on [^\s:]+): (?P<message>[^;]+)(?P<rest>.*)", re.DOTALL)
-_WRAPPER = re.compile(r"^ScriptFailed: (?:.{0,100}? ended with exit code -?\d+: )?")
 
 
 def own_message_first(detail: str) -> str:
@@ -46,7 +45,7 @@ def own_message_first(detail: str) -> str:
     found = _OF_RANK.fullmatch(detail)
     if not found:
         return detail
-    message = _WRAPPER.sub("", found["message"])
+    message = found["message"].removeprefix("ScriptFailed: ")
     return f"{message} ({found['rank']}){found['rest']}"
 
 

@@ -270,11 +270,11 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
     traceback = first.traceback
-    reported = explained(first.message, at, traceback) or (
-        explained(full, at, traceback) or ""
-    ).removeprefix(f"{first.kind}: ")
-    reported = reported or f"{headline(first.message)}{at}"
     own = first.kind in CERTAIN or first.certain
+    reported = explained(first.message, at, traceback)
+    if not reported and not own:
+        reported = (explained(full, at, traceback) or "").removeprefix(f"{first.kind}: ")
+    reported = reported or f"{headline(first.message)}{at}"
     unread = first.kind == _READ_FAILURE
     if unread:
         # The text has the remedy. The catalog knows only the file system's words.

@@ -95,11 +95,11 @@ CRASH = "1 crash, 0 allowed (restarts.crash)"
 
 
 @pytest.mark.parametrize(
-    ("reason", "cell"),
+    ("reason", "shown_as"),
     [
-        ("rank 0 on n1: ScriptFailed: a.py ended with exit code 1: ValueError: 7", "ValueError: 7"),
-        ("rank 12 on n1.site: ScriptFailed: bash run.sh --lr 3 ended with exit code -9: Killed", "Killed"),
-        ("rank 3 on gpu07: RuntimeError: shape mismatch", "RuntimeError: shape mismatch"),
+        ("rank 0 on n1: ValueError: 7 at a.py:3", "ValueError: 7 at a.py:3 (rank 0 on n1)"),
+        ("rank 12 on n1.site: ScriptFailed: run.sh: exit code 3", "run.sh: exit code 3 (rank 12 on n1.site)"),
+        ("rank 3 on gpu07: RuntimeError: shape mismatch", "RuntimeError: shape mismatch (rank 3 on gpu07)"),
         ("the partition is gone", "the partition is gone"),
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_failure_shows_the_message_of_the_program(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     reason: str,
-    cell: str,
+    shown_as: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
@@ -117,8 +117,8 @@ def test_a_failure_shows_the_message_of_the_program(
     # A pipe without the names of the runs.
     assert guarded(["status"]) == 0
     shown = capsys.readouterr().out
-    assert f"failed: {cell}"[:24] in shown.splitlines()[1]
-    assert f"two: failed: {reason}; {CRASH}" in shown
+    assert f"failed: {shown_as}"[:24] in shown.splitlines()[1]
+    assert f"two: failed: {shown_as}; {CRASH}" in shown
 
 
 def test_the_cause_of_a_failure_is_read_once(

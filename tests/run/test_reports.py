@@ -137,7 +137,8 @@ def test_only_rank_0_publishes_immediately_and_announces_each_save(
         assert shown(run) == (6, 6)
         progress.look(last=True)
         assert (shown(run), progress.step) == ((7, 6), 7)
-    assert [(event.what, event.step) for event in read_events(run)] == [("saved", 6)]
+    told = [(event.what, event.step) for event in read_events(run)]
+    assert told == [("stepped", 5), ("saved", 6)]
     assert not Path(progress.variables[VARIABLE]).exists()
 
 

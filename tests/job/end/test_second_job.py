@@ -20,7 +20,7 @@ SECOND = Attempt("8", 0)
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    run = create(tmp_path / "a", "x", {})
+    run = create(tmp_path / "a", "name: a\n", {})
     record_event(run, "submitted", attempt=Attempt("7", 0), executor="slurm")
     open_attempt(run, Attempt("7", 0), Budgets(), executor="slurm")
     return run
