@@ -68,7 +68,7 @@ fi
 # The limit ends a full run that hangs, not a slow one: in 20 minutes each test ends by its own timeout.
 limit="python tools/progress_limit.py 1200"
 tests() {
-    $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-3}" --dist loadfile --no-loadscope-reorder -rs \
+    $limit python -m pytest -n "${HPCRUN_TEST_WORKERS:-4}" --dist loadfile --no-loadscope-reorder -rs \
         --durations=25 --durations-min=5 "$@"
 }
 if [ $# -gt 0 ]; then

@@ -172,7 +172,8 @@ def _step(
 
     Without ``micro_batches``, the rest of the memory is the gradients.
     """
-    trainer._buckets_final = True  # There are no other ranks.
+    # There are no other ranks.
+    trainer._buckets_final, trainer._compared = True, 2
     optimizer = trainer.optimizer
     trained = trained_by(optimizer)
     step = _local_step(optimizer, on_gpu=on_gpu)

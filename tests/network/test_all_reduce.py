@@ -46,6 +46,10 @@ class Played:
             return {"port": 1, "addresses": [f"10.0.0.{number}"]}
         if what == "round":
             return {"connected": True, "refused": False, "lost": 0.0, "received": 1e9}
+        if what == "network":
+            return {"host": f"h{number}"}
+        if what == "loopback":
+            return 1e9
         if what == "rdma":
             return {"device": None, "obstacle": "no RDMA device"}
         if what == "prepare":
