@@ -45,7 +45,7 @@ def test_a_canceled_run_resumes_to_the_same_bits(bench, calm, by):
 
 
 @pytest.fixture(scope="module")
-def patient() -> Iterator[cluster.SlurmCluster]:
+def patient(slurm) -> Iterator[cluster.SlurmCluster]:
     """A cluster with enough time for a batch step to classify its end, also on a busy machine."""
     name = f"pytest-{os.getpid()}-patient"
     try:
