@@ -296,11 +296,11 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
 
 
 def _kind_and_place(failure: Failure) -> str:
-    """Return what two equal failures of a program have in common: not the rank, and not the numbers."""
-    if failure.where:
-        return f"{failure.kind} at {failure.where}"
-    # Without a traceback, the exit code is all that can be compared.
-    return f"{failure.kind}: {headline(failure.message).partition(LOG_ENDS)[0]}"
+    """Return what two equal failures of a program have in common: not the rank, and not the numbers.
+
+    It is empty without a traceback: two equal exit codes may have different reasons.
+    """
+    return f"{failure.kind} at {failure.where}" if failure.where else ""
 
 
 def _hopeless(message: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import psutil
@@ -77,3 +78,26 @@ def test_hpcrun_submit_trains_where_sbatch_exports_nothing(bench, slurm: SlurmCl
     run = bench.run("none")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["finished"]
+
+
+def test_a_requeued_job_starts_no_run_of_another_user(bench) -> None:
+    run = bench.submit("replaced", model__pause=0.05)
+    job = bench.job(run)
+    mark = bench.folder / "mark"
+    with bench.held_at(run, 5):
+        # As root: what another user can do in a project folder of mode 2770.
+        away = run.path.with_name("away")
+        run.path.rename(away)
+        shutil.copytree(away, run.path, symlinks=True)
+        text = run.config.read_text()
+        assert "  setup: []\n" in text
+        run.config.write_text(text.replace("  setup: []\n", f"  setup: [touch {mark}]\n"))
+        for path in (run.path, *run.path.rglob("*")):
+            os.chown(path, 65534, -1, follow_symlinks=False)
+            if not path.is_symlink():
+                path.chmod(0o777)
+        bench.slurm.admin("scontrol", "requeue", job)
+    bench.slurm.wait_restarts(job, 1)
+    bench.slurm.wait_state(job, "FAILED")
+    assert bench.slurm.scontrol_show_job(job)["ExitCode"] == "2:0"
+    assert not mark.exists()

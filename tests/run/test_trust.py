@@ -132,9 +132,7 @@ def test_shared_folders_are_those_in_which_others_rename(
 
 @as_root
 @pytest.mark.parametrize("place", ["code/001", "code/001/a.py", "code/001/pkg", "code/001/link"])
-def test_a_copy_of_the_code_with_files_of_another_user_is_refused(
-    run: RunDirectory, place: str
-) -> None:
+def test_a_copy_with_files_of_another_user_is_refused(run: RunDirectory, place: str) -> None:
     root = run.code / "001"
     (root / "pkg").mkdir(parents=True)
     (root / "a.py").touch()

@@ -33,6 +33,8 @@ class ReportServer(ThreadingHTTPServer):
     """The page of some runs, under a path with a random token that other users of the host do not know."""
 
     daemon_threads = True
+    # With the default of 5, the kernel lets the user wait for seconds behind silent connections.
+    request_queue_size = 128
 
     def __init__(self, read: Callable[[], Content], port: int = 0, pause: float = _SECONDS) -> None:
         """Read the runs and listen.
