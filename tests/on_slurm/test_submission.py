@@ -41,9 +41,10 @@ def submit(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> "tuple[int
 def test_a_refusal_quotes_slurm_and_leaves_no_files(slurm: SlurmCluster, runs: Path) -> None:
     code, _, told = submit(slurm, runs, "nowhere", "--partition", "nope")
     assert code == 2
-    assert told.startswith("hpcrun: sbatch refused: ")
-    assert "nvalid partition" in told
-    assert told.count("\n") == 1
+    first, second = told.splitlines()
+    assert "Slurm lists no partition nope; there are: batch, urgent" in first
+    assert second.startswith("hpcrun: sbatch refused: ")
+    assert "nvalid partition" in second
     assert not (runs / "nowhere").exists()
 
 
