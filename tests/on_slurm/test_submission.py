@@ -15,7 +15,7 @@ from tests import jobs
 from .cluster import PATIENCE, SlurmCluster
 
 pytestmark = pytest.mark.slurm
-NEEDED = ("sbatch", "srun", "setsid", "env", "git")
+NEEDED = ("sbatch", "scontrol", "srun", "setsid", "env", "git")
 
 
 @pytest.fixture
