@@ -11,7 +11,7 @@ from collections.abc import Iterable
 _WORD = re.compile(r"[a-z]{4,}")
 # Words of ordinary output: a search for them would keep nearly every line.
 _COMMON = re.compile(
-    r"after|been|bytes|call|called|checkpoint|could|create|cuda|default|device|down|equal|event|file"
+    r"after|been|bytes|call|called|checkpoint|could|create|default|device|down|equal|event|file"
     r"|found|have|host|http|init|input|layer|load|loading|loss|many|match|memory|message|model|must"
     r"|name|need|node|number|nvidia|object|only|open|parameter|process|progress|range|rank|ranks"
     r"|received|same|should|size|state|status|step|still|such|tensor|this|time|torch|type|user|valid"

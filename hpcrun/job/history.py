@@ -11,6 +11,13 @@ from hpcrun.run.events import Attempt, Cause, Event
 START_SECONDS = 60.0
 """An attempt that ended sooner counts as failed during its start."""
 
+# Errors of a node without a file that the other nodes have.
+_OF_FILES = frozenset(
+    {
+        *("FileNotFoundError", "ImportError", "ModuleNotFoundError", "NotADirectoryError"),
+        "PermissionError",
+    }
+)
 # Events that a person causes and that belong to no attempt.
 _OF_PEOPLE = ("submitted", "cancelled", "cancel-failed", "preempted")
 
@@ -235,10 +242,19 @@ def _ran_long(events: Sequence[Event], attempt: Attempt, end: float | None) -> b
     return end - starts[-1] >= START_SECONDS
 
 
-def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure]) -> bool:
-    """Return True if other nodes may not have the error that ended ``attempt``, because the run has worked.
+def _on_one_of_several(
+    events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure]
+) -> bool:
+    """Return True if ``attempt`` had several nodes, and only one of them has failures."""
+    opened = [one for one in events if (one.what, one.attempt) == ("opened", attempt)]
+    nodes = opened[-1].fields.get("nodes") if opened else 1
+    return isinstance(nodes, int) and nodes > 1 and len({one.host for one in failures}) == 1
 
-    All nodes of a run may lose the file server, and a single node may lose a mount.
+
+def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure]) -> bool:
+    """Return True if other nodes may not have the error that ended ``attempt``.
+
+    All nodes of a run that has worked may lose the file server. A single node may lack a mount or a package.
 
     Args:
         failures: the records of its ranks, earliest first.
@@ -253,6 +269,8 @@ def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequenc
         return True
     if refusal or not own:
         return False
+    if own[0].kind in _OF_FILES and of_script(events) and _on_one_of_several(events, attempt, own):
+        return True
     saved = any(event.what == "saved" and event.attempt == attempt for event in events)
     # The last message of a script that has run for long may come from a program that the script called.
     return saved or _ran_long(events, attempt, own[0].time)
