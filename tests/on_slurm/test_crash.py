@@ -59,7 +59,8 @@ def test_two_exceptions_at_one_step_end_the_run(bench):
     assert bench.slurm.restarts(bench.job(run)) == 1
     told = bench.hpcrun("status", "crashing").stdout
     assert "failed" in told
-    assert "rank 1 on node2: ValueError" in told
+    assert "failed: ValueError: the data of call 9 is broken" in told
+    assert "(rank 1 on node2)" in told
     assert "hpcrun: crash: rank 1 on node2: ValueError: the data of call 9" in bench.batch_log(run)
 
 
