@@ -333,7 +333,9 @@ class DistributedAMPTrainer(AMPTrainer):
 
     def _update(self, total: Tensor) -> StepResult:
         result = super()._update(total)
-        if self.is_distributed and self._compared < 2 and result.updated:
+        # FSDP gives each rank another part of the weights.
+        compares = self.is_distributed and not self._strategy.replaces_parameters
+        if compares and self._compared < 2 and result.updated:
             # Also in the second step: a warm-up may begin with a rate of zero.
             self._compared += 1
             require_same_weights(self.model, self.control_ranks(), steps=self._compared)
