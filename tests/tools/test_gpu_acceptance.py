@@ -193,6 +193,7 @@ def test_precision_finds_a_gate_that_passes_an_inf(
     assert found["inf_changed"]
 
 
+@pytest.mark.slow
 def test_the_speed_is_that_of_a_users_run(tmp_path: Path) -> None:
     job = Job("bench", 0, str(tmp_path), 300)
     [outcome] = bench.check(job)
