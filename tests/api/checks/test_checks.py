@@ -37,6 +37,8 @@ def submission(tmp_path: Path) -> Callable[..., Submission]:
     (tmp_path / "own.py").write_text(
         "from t import x\nparser.add_argument('--dry_run'); nodes = 1\n"
     )
+    (tmp_path / "one.yaml").write_text("num_machines: 1\nnum_processes: 2\n")
+    (tmp_path / "two.yaml").write_text("machine_rank: 0\nnum_machines: 2\nrdzv_backend: c10d\n")
     (tmp_path / "hidden.py").write_text("import an_unknown_package\n")
 
     def make(line: str = "", **job: Any) -> Submission:
@@ -69,6 +71,7 @@ ONE_EACH = {"nodes": 2, "gpus": 2, "tasks_per_node": 1}
         ("torchrun t.py --nnodes 2", ONE_EACH, True, "2 tasks (2 x 1) would start it: 2 separate"),
         ("python -m torch.distributed.run t.py", FOUR, True, "4 separate trainings"),
         ("accelerate launch t.py", ONE_EACH, True, "--launcher accelerate -- t.py"),
+        ("accelerate launch --config_file one.yaml t.py", ONE_EACH, True, "--launcher accelerate"),
         ("deepspeed --num_gpus 2 t.py", FOUR, True, "--launcher torchrun -- t.py"),
         ("bash -c 'torchrun t.py'", FOUR, False, "4 separate trainings"),
         ("uv run torchrun t.py", FOUR, False, "4 separate trainings"),
@@ -106,6 +109,8 @@ LAUNCHER_CHECKS = (
         ("torchrun --nproc-per-node gpu t.py", {"gpus": 2, "tasks_per_node": 1}),
         ("torchrun --nnodes=2 --rdzv_endpoint=h:1 --nproc-per-node=2 t.py", ONE_EACH),
         ("torchrun --nnodes 2:4 --rdzv_endpoint=h:1 t.py", ONE_EACH),
+        ("torchrun t.py", {**ONE_EACH, "env": {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "h:1"}}),
+        ("accelerate launch --config_file two.yaml t.py", ONE_EACH),
         ("bash -c 'torchrun --nnodes $WORLD_SIZE --node-rank $RANK x.py'", FOUR),
         ("mpirun -np 4 python t.py", {"gpus": 4, "tasks_per_node": 1}),
         ("srun --overlap -n 4 python t.py", {"gpus": 4, "tasks_per_node": 1}),
@@ -132,6 +137,7 @@ def test_a_sound_command_gets_no_word(
         ("bash -c 'A=1 python3 t.py || true'", "remove `|| true`"),
         ("bash -c 'python t.py > log || echo failed'", "remove `|| echo`"),
         ("bash -c 'nohup python t.py > log 2>&1 &'", "does not wait"),
+        ("bash -c 'python prepare.py; python t.py &'", "python t.py &: the shell does not wait"),
     ],
 )
 def test_a_hidden_exit_code_gets_a_line(
@@ -152,6 +158,8 @@ def test_a_hidden_exit_code_gets_a_line(
         "bash -c 'python t.py --pattern \"a|b\"'",
         "bash -c 'python t.py & wait $!'",
         "bash -c 'python t.py > log 2>&1'",
+        "bash -c 'python -m tensorboard.main --logdir x & python t.py'",
+        "bash -c 'python watch.py & HELPER=$!; python t.py; CODE=$?; kill $HELPER; exit $CODE'",
         "bash -c 'mkdir x || true; python t.py'",
         "bash -c 'echo 1 | python -c \"print(input())\"'",
         'bash -c "echo it\'s"',

@@ -42,7 +42,14 @@ def test_a_missing_package_is_named_before_the_start(
 
 
 @pytest.mark.parametrize(
-    "job", [{"setup": ["module load ml"]}, {"env": {"PYTHONPATH": "/opt/lib"}}, {"image": "a.sif"}]
+    "job",
+    [
+        {"setup": ["module load ml"]},
+        {"env": {"PYTHONPATH": "/opt/lib"}},
+        {"image": "a.sif"},
+        {"srun_args": ["--container-image=nvcr.io#nvidia/pytorch:25.01-py3"]},
+        {"sbatch_args": ["--container /opt/bundle"]},
+    ],
 )
 def test_another_environment_of_the_job_is_not_judged(
     tmp_path: Path, job: dict[str, object]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
+from hpcrun.config.slurm_options import parse_options
 from hpcrun.job.script.command import script_of
 from hpcrun.job.script.starters import PYTHON
 
@@ -25,11 +26,14 @@ _VARIABLES = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
 def missing_packages(submission: Submission) -> Iterator[Concern]:
     """Find packages that the script imports at its start, and that the command's interpreter has not.
 
-    Silent if the job prepares another environment (``job.setup``, ``job.image``, variables), or if the
-    interpreter does not answer.
+    Silent if the job prepares another environment (``job.setup``, ``job.image``, variables, a container of
+    Slurm), or if the interpreter does not answer.
     """
     job, command = submission.config.job, submission.config.command or []
     if job.setup or job.image or _VARIABLES & set(job.env):
+        return
+    given = [*parse_options("sbatch", job.sbatch_args), *parse_options("srun", job.srun_args)]
+    if any(option.name.startswith("container") for option in given):
         return
     if not command or not PYTHON.fullmatch(Path(command[0]).name):
         return

@@ -18,6 +18,7 @@ from hpcrun.job.script.starters import (
     STEP_STARTERS,
     RankStarter,
     rank_starter,
+    read_script,
     shell_program,
 )
 
@@ -31,6 +32,10 @@ _COUNTS = {
     "accelerate": ("num-machines", None, "num-processes"),
     "deepspeed": ("num-nodes", "num-gpus", None),
 }
+# torchrun reads PET_NNODES as its option --nnodes, and accelerate reads its options from a file.
+_RENDEZVOUS_VARIABLES = frozenset({"PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"})
+_CONFIG_FILE = re.compile(r"--config[-_]file[ =](\S+)")
+_SEVERAL_MACHINES = re.compile(r"^\s*[\"']?num_machines[\"']?\s*:\s*(?!1\b)\d", re.MULTILINE)
 _PROGRAM = re.compile(r"(?:python(?:3(?:\.\d+)?)?|.*\.(?:py|sh))")
 
 
@@ -93,7 +98,7 @@ def separate_trainings(submission: Submission) -> Iterator[Concern]:
     found, job = _starter(submission), submission.config.job
     if found is None or _launcher(found) is None or submission.copies == 1:
         return
-    if _OWN_RENDEZVOUS.search(found.options):
+    if _has_own_rendezvous(submission, found):
         return
     launcher = "accelerate" if _launcher(found) == "accelerate" else "torchrun"
     script = _from_script(found.words) or "train.py"
@@ -116,7 +121,7 @@ def other_counts(submission: Submission) -> Iterator[Concern]:
     found = _starter(submission)
     name = None if found is None else _launcher(found)
     if found is not None and name is not None:
-        if submission.copies > 1 and not _OWN_RENDEZVOUS.search(found.options):
+        if submission.copies > 1 and not _has_own_rendezvous(submission, found):
             return
         yield from _unequal(submission, name, found.options, direct=found.direct)
 
@@ -190,6 +195,17 @@ def _starter(submission: Submission) -> RankStarter | None:
     if not config.command or config.job.launcher is not None:
         return None
     return rank_starter(config.command, submission.folder)
+
+
+def _has_own_rendezvous(submission: Submission, found: RankStarter) -> bool:
+    """Return True if the starts of a launcher may meet, by its options, variables or config file."""
+    if _OWN_RENDEZVOUS.search(found.options):
+        return True
+    if _launcher(found) == "torchrun":
+        return bool(_RENDEZVOUS_VARIABLES & set(submission.config.job.env))
+    file = _CONFIG_FILE.search(found.options)
+    text = read_script(submission.folder / file[1]) if file else ""
+    return bool(_SEVERAL_MACHINES.search(text))
 
 
 def _launcher(found: RankStarter) -> str | None:

@@ -37,12 +37,9 @@ def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
     if text is None:
         return
     keeps = _KEEPS_CODES.search(text) or "pipefail" in submission.config.command
-    for words, operator, following in _steps(text):
-        if not _trains(words):
-            continue
-        redirected = next(
-            (at for at, word in enumerate(words) if set(word) & set("<>")), len(words)
-        )
+    steps = [step for step in _steps(text) if _trains(step[0])]
+    for at, (words, operator, following) in enumerate(steps):
+        redirected = next((i for i, word in enumerate(words) if set(word) & set("<>")), len(words))
         shown = " ".join(words[:redirected])[:60]
         if operator in ("|", "|&") and not keeps:
             yield Concern(
@@ -54,7 +51,8 @@ def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
                 f"{shown} || {following}: hides the exit code, so a crash counts as a good end; remove "
                 f"`|| {following}`"
             )
-        elif operator == "&" and not re.search(r"\bwait\b", text):
+        # A helper in the background ends with the program that the shell waits for.
+        elif operator == "&" and at + 1 == len(steps) and not re.search(r"\bwait\b", text):
             yield Concern(
                 f"{shown} &: the shell does not wait for it, so the run would end early; remove the &"
             )
