@@ -42,6 +42,7 @@ _LIBRARIES = tuple(
 )
 _DEPTH, _LONGEST, _MOST, _NAMED = 5, 100, 3000, 3
 _SIMULATED = re.compile(r"env|sim|world|game|board|arena|market|system|process|dynamic", re.I)
+_MEASURES = re.compile(r"clock|logger|meter|metric|profil|progress|stopwatch|timer", re.I)
 _SHOWS = {"locals", "vars", "eval", "exec", "f_locals", "breakpoint"}
 _GYMS = ("gym", "gymnasium", "pettingzoo", "dm_env", "stable_baselines3", "torchrl")
 _METRICS = ("torchmetrics", "torcheval", "ignite")
@@ -221,6 +222,9 @@ class _Look:
         if isinstance(value, DataLoader | Dataset | Sampler | _BaseDataLoaderIter | io.IOBase):
             return ""
         if is_iterator(value):
+            # A number of steps, which many loops keep in an integer.
+            if isinstance(value, itertools.count | itertools.repeat):
+                return ""
             passive = package in ("csv", "_csv", "tqdm", "rich", "os", "posix", "hpcrun")
             ours = passive or kind is types.GeneratorType or reaches(value, _is_ours)
             return "" if ours else f"an iterator, {shown}"
@@ -228,7 +232,7 @@ class _Look:
             return "a memory, deque" if any(_has_arrays(one) for one in [*value][:3]) else ""
         if any(one.__module__.partition(".")[0] in _GYMS for one in kind.__mro__):
             return f"an environment, {shown}" if hasattr(value, "step") else ""
-        if not _is_users_class(kind) or self._holds_saved(value):
+        if not _is_users_class(kind) or self._holds_saved(value) or _MEASURES.search(shown):
             return ""
         if callable(getattr(value, "state_dict", None)):
             return f"an object with state_dict(), {shown}"

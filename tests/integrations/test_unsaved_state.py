@@ -300,8 +300,32 @@ def kept_loop(folder):
         state.step(keep=(pickle.dumps(env), rng.getstate()))
 
 
+class StepTimer:
+    """A meter with the methods of an environment and of a scheduler."""
+
+    def __init__(self):
+        self.ends = []
+
+    def reset(self):
+        self.ends = []
+
+    def step(self):
+        self.ends.append(time.time())
+
+    def state_dict(self):
+        return {"ends": self.ends}
+
+
+def measuring_loop(folder):
+    timer, number = StepTimer(), itertools.count(1)
+    state = hpcrun.resumable(**parts(), folder=folder)
+    steps(state, lambda: (timer.step(), next(number)))
+
+
 @forked
-@pytest.mark.parametrize("program", [usual_loop, object_loop, passed_loop, kept_loop])
+@pytest.mark.parametrize(
+    "program", [usual_loop, object_loop, passed_loop, kept_loop, measuring_loop]
+)
 def test_usual_loops_get_no_line(program, tmp_path, capsys):
     program(tmp_path)
     assert "hpcrun:" not in capsys.readouterr().err
