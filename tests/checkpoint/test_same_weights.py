@@ -15,6 +15,20 @@ from hpcrun.ranks.collective import Ranks
 from tests.on_ranks import ranks
 
 
+class Packed(torch.Tensor):
+    """A weight without a view of its bits, as the quantized ones of some packages."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].shape)
+        raise NotImplementedError(function)
+
+
 def trained(model, folder, x, forward=None):
     """Make two steps of a plain loop on ``x``."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -117,3 +131,5 @@ def test_differences_that_belong_to_a_training_are_allowed(tmp_path, rank):
     )
     require_same_weights(typed, everyone, steps=1)
     require_same_weights(nn.Identity(), everyone, steps=1)
+    packed = nn.ParameterList([nn.Parameter(Packed((2, 2)), requires_grad=False)])
+    require_same_weights(packed, everyone, steps=1)

@@ -77,7 +77,8 @@ def _sums(tensors: list[Tensor]) -> list[int]:
     sums: dict[torch.device, dict[int, Tensor]] = {}
     for number, value in enumerate(tensors):
         value = torch.view_as_real(value) if value.is_complex() else value
-        if value.layout is torch.strided and value.device.type != "meta":
+        # A subclass, such as a quantized weight, may have no view of its bits.
+        if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
             bits = value.view(_INTEGERS[value.element_size()])
             sums.setdefault(value.device, {})[number] = bits.sum(dtype=torch.int64)
     found = [0] * len(tensors)
