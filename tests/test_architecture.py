@@ -175,6 +175,31 @@ def test_tests_import_no_private_name_of_hpcrun() -> None:
     assert [path for path in paths if imported.search(path.read_text(encoding="utf-8"))] == []
 
 
+def imports(path: Path) -> list[tuple[str, str]]:
+    """Return each module of hpcrun and each name that a file takes from it."""
+    return [
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hpcrun.")
+        for alias in node.names
+    ]
+
+
+def test_tools_import_names_that_hpcrun_has() -> None:
+    # mypy does not read them, and most of their tests are slow.
+    lacking = []
+    for tool in sorted((ROOT / "tools").rglob("*.py")):
+        for module, name in imports(tool):
+            place = ROOT.joinpath(*module.split("."))
+            # A package may compute its names.
+            if not place.is_dir():
+                path = place.with_suffix(".py")
+                known = path.exists() and {*names_in(str(path.relative_to(ROOT)))}
+                if not known or name not in known | {one for _, one in imports(path)}:
+                    lacking.append(f"{tool.relative_to(ROOT)}: {module}.{name}")
+    assert lacking == []
+
+
 def test_each_class_name_is_used_once() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted((ROOT / "hpcrun").rglob("*.py")):

@@ -87,7 +87,11 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         # The result of an earlier job: `submit` removes it, sbatch by hand does not.
         run.result.unlink(missing_ok=True)
     cluster = os.environ.get("SLURM_CLUSTER_NAME")
-    place = {"cluster": cluster} if cluster else {}
+    place: dict[str, Any] = {"cluster": cluster} if cluster else {}
+    step = os.environ.get("SLURM_STEP_ID", "")
+    if facts.get("executor") == "slurm" and step.isdecimal():
+        # For late_kills.py.
+        place["slurm_step"] = int(step)
     reported: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
     record_event(run, "opened", attempt=attempt, **reported)
     others = [one for one in read_events(run) if (one.what, one.attempt) != ("opened", attempt)]

@@ -37,6 +37,7 @@ from hpcrun.job.step_messages import StepMessages
 from hpcrun.job.step_process import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.kill_ranks import end_sruns
+from hpcrun.nodes.late_kills import skip_numbers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
@@ -291,6 +292,8 @@ def _run_in_turn(
     Args:
         ranks: the end of the first attempt, if it has ended already.
     """
+    if ranks is None:
+        skip_numbers(run, job.attempt)
     while True:
         ranks = ranks or start_ranks(run, job.attempt, nodes, own_script=own_script)
         # From here on no rank runs, and a signal must not end the programs that requeue the job.

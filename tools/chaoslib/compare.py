@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcrun.job.history import Goodput, goodput
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.goodput import Goodput, goodput
 from tests import jobs
 
 from .disturbed import NODES, Chaos

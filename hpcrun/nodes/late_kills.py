@@ -1,0 +1,90 @@
+"""Numbers of steps that a late kill request of Slurm may still name.
+
+Slurm's controller ends the steps on a node that it cannot reach by a request that it repeats each minute,
+until the node answers or is down (``_queue_agent_retry`` in slurmctld/agent.c). The request names only the
+job and the number of the step, and each start of a job numbers its steps from 0. So after a requeue the
+request can kill the rank of a new step on a node that has come back. Such a start skips these numbers.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+from hpcrun import slurm
+from hpcrun.run.directory import RunDirectory
+from hpcrun.run.events import Attempt, Cause, Event, read_events
+from hpcrun.slurm.environment import without_rank_requests
+from hpcrun.slurm.notation import STEPS
+
+# Slurm could reach all nodes at these ends.
+_PLANNED = frozenset({Cause.PREEMPTION.value, Cause.TIME_LIMIT.value, Cause.CONTINUED.value})
+_LOSSES = ("node-lost", "spare-lost")
+# Seconds. A node counts as down after SlurmdTimeout (300 s by default), and Slurm then repeats nothing.
+_LATE = 3600.0
+_STEP = 30.0
+# A start of the job has at least the ranks' step and that of the agents.
+_PER_START = 2
+
+
+def numbers_to_skip(events: Sequence[Event], attempt: Attempt, now: float) -> int:
+    """Return the number of steps from 0 on that a late request may kill; 0 after planned ends.
+
+    Args:
+        events: the run's events.
+        attempt: the attempt that begins.
+        now: Unix seconds.
+    """
+    starts: dict[int, list[Event]] = {}
+    for event in events:
+        one, recent = event.attempt, now - event.time < _LATE
+        if recent and one is not None and one.job == attempt.job and one.restart < attempt.restart:
+            starts.setdefault(one.restart, []).append(event)
+    if not starts:
+        return 0
+    earlier = [starts.get(number, []) for number in range(min(starts), attempt.restart)]
+    if not any(map(_was_unplanned, earlier)):
+        return 0
+    count = 0
+    for told in earlier:
+        numbers = [event.fields.get("slurm_step") for event in told if event.what == "opened"]
+        known = [number for number in numbers if isinstance(number, int)]
+        # The agents may have started after the ranks.
+        count = max(known) + _PER_START if known else count + _PER_START
+    return count
+
+
+def _was_unplanned(events: Sequence[Event]) -> bool:
+    """Return True if a node may have been lost in the start of the job with these events."""
+    causes = [event.cause for event in events if event.what == "ended"]
+    return not causes or causes[-1] not in _PLANNED or any(one.what in _LOSSES for one in events)
+
+
+def skip_numbers(run: RunDirectory, attempt: Attempt) -> None:
+    """Run empty steps on the node of this process, so that the steps of ``attempt`` get other numbers.
+
+    Args:
+        run: the run.
+        attempt: the first attempt of this start of the job.
+    """
+    node = os.environ.get("SLURMD_NODENAME")
+    if attempt.restart == 0 or node is None:
+        return
+    try:
+        count = numbers_to_skip(read_events(run), attempt, time.time())
+    except OSError:
+        # A file server that does not answer: the start of the ranks reports it.
+        return
+    environ = without_rank_requests(os.environ)
+    for _ in range(count):
+        # Without such a step the job is no worse off than before.
+        if slurm.run(empty_step_command(node), timeout=_STEP, environ=environ).returncode != 0:
+            return
+
+
+def empty_step_command(node: str) -> list[str]:
+    """Build the srun of a step that does nothing, and that waits for no resource of ``node``."""
+    return [
+        *("srun", "--overlap", "--mpi=none", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
+        *(f"--nodelist={node}", "--mem=0", "--cpu-bind=none", "--immediate=10"),
+        *(f"--job-name={STEPS}empty", "true"),
+    ]
