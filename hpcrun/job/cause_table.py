@@ -28,7 +28,8 @@ class Evidence:
 
     ``events``: the attempt's newest event of each kind. ``ending``: the scheduler's part, with the reason of
     a person in its place. ``diagnosis``: the first failure. ``unfinished``: a script has asked to be
-    continued. ``of_node``: an error may concern some nodes only, and not the input.
+    continued. ``of_node``: an error may concern some nodes only, and not the input. ``late_kill``: Slurm may
+    have ended late what a node had run before its loss, see ``late_kills.py``.
     """
 
     events: Mapping[str, Event]
@@ -37,6 +38,7 @@ class Evidence:
     diagnosis: Diagnosis | None = None
     unfinished: bool = False
     of_node: bool = False
+    late_kill: bool = False
 
     @property
     def word(self) -> str | None:
@@ -297,6 +299,12 @@ TABLE: tuple[Row, ...] = (
         lambda e: "node-lost" in e.events,
         Cause.NODE_FAILURE,
         lambda e: f"{host_of(e)} was lost: {e.reason('node-lost', 'it does not answer')}",
+    ),
+    Row(
+        "Slurm has ended the rank of a node that came back after its loss",
+        lambda e: e.late_kill,
+        Cause.NODE_FAILURE,
+        lambda e: f"{_crash_line(e)}: Slurm ended late what the node had run before its loss",
     ),
     Row(
         "an error that other nodes may not have",

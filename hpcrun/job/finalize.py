@@ -34,6 +34,7 @@ from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.job.script.end import stop_facts
+from hpcrun.nodes.late_kills import ended_late
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     first_log,
@@ -191,7 +192,8 @@ def _evidence(
     found = first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder)
     if evidence.word is None and not of_node and not _has_begun(events, attempt, found):
         found = _hopeless(run, attempt, nodes_of(events, attempt), found) or found
-    return replace(evidence, diagnosis=found, of_node=of_node)
+    late = found is not None and ended_late(events, attempt, found, time.time())
+    return replace(evidence, diagnosis=found, of_node=of_node, late_kill=late)
 
 
 def _has_begun(events: Sequence[Event], attempt: Attempt, found: Diagnosis | None) -> bool:

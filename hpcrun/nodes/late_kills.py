@@ -1,16 +1,21 @@
-"""Numbers of steps that a late kill request of Slurm may still name.
+"""Requests of Slurm that come late, and end a rank on a node that has come back after its loss.
 
-Slurm's controller ends the steps on a node that it cannot reach by a request that it repeats each minute,
-until the node answers or is down (``_queue_agent_retry`` in slurmctld/agent.c). The request names only the
-job and the number of the step, and each start of a job numbers its steps from 0. So after a requeue the
-request can kill the rank of a new step on a node that has come back. Such a start skips these numbers.
+Slurm's controller repeats a request to a node that it cannot reach each minute, until the node answers or
+is down (``_queue_agent_retry`` in slurmctld/agent.c). Two of them end processes of a later start of the job:
+
+- the end of a step names only the job and the number of the step, and each start of a job numbers its steps
+  from 0. So a start after a loss skips these numbers.
+- the end of the job on a node that it gave up (``abort_job_on_nodes`` in slurmctld/job_mgr.c) names only the
+  job. It ends the ranks and the agent there, once: this is no crash of the run, and no fault of the node.
 """
 
 import os
+import re
 import time
 from collections.abc import Sequence
 
 from hpcrun import slurm
+from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Cause, Event, read_events
 from hpcrun.slurm.environment import without_rank_requests
@@ -22,6 +27,9 @@ _LOSSES = ("node-lost", "spare-lost")
 # Seconds. A node counts as down after SlurmdTimeout (300 s by default), and Slurm then repeats nothing.
 _LATE = 3600.0
 _STEP = 30.0
+# A node that does not answer is down long before, and a request that waits for it is then dropped.
+_AFTER_LOSS = 600.0
+_KILLED = re.compile(r"killed by SIGKILL|: Killed")
 # A start of the job has at least the ranks' step and that of the agents.
 _PER_START = 2
 
@@ -57,6 +65,30 @@ def _was_unplanned(events: Sequence[Event]) -> bool:
     """Return True if a node may have been lost in the start of the job with these events."""
     causes = [event.cause for event in events if event.what == "ended"]
     return not causes or causes[-1] not in _PLANNED or any(one.what in _LOSSES for one in events)
+
+
+def ended_late(events: Sequence[Event], attempt: Attempt, found: Diagnosis, now: float) -> bool:
+    """Return True if Slurm may have ended a rank late: its node was lost in an earlier start of the job.
+
+    Args:
+        events: the run's events.
+        attempt: the attempt that has ended.
+        found: its first failure.
+        now: Unix seconds.
+    """
+    if found.host is None or not _KILLED.search(found.line):
+        return False
+    lost = False
+    for event in events:
+        one = event.attempt
+        if one is None or one.job != attempt.job:
+            continue
+        if one.restart == attempt.restart and event.cause == Cause.NODE_FAILURE.value:
+            # Once is enough: a rank that is killed again and again needs the budget for crashes.
+            return False
+        recent = one.restart < attempt.restart and now - event.time < _AFTER_LOSS
+        lost |= recent and event.what in _LOSSES and event.fields.get("host") == found.host
+    return lost
 
 
 def skip_numbers(run: RunDirectory, attempt: Attempt) -> None:

@@ -1,4 +1,4 @@
-"""A start of a job after the loss of a node uses no step number of an earlier start."""
+"""A start of a job after the loss of a node: new step numbers, and one late end that is no crash."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.nodes.late_kills import numbers_to_skip, skip_numbers
+from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.nodes.late_kills import ended_late, numbers_to_skip, skip_numbers
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt, Event, record_event
 
@@ -76,3 +77,27 @@ def test_each_skipped_number_is_an_empty_step_here(
     made = noted.read_text().splitlines()
     assert len(made) == calls
     assert all(line.startswith(" ") and " --nodelist=n3 " in line for line in made)
+
+
+LOST = told("node-lost", 0, host="n3")
+
+
+@pytest.mark.parametrize(
+    ("events", "line", "host", "late"),
+    [
+        ([LOST], "rank 2 on n3 was killed by SIGKILL", "n3", True),
+        ([told("spare-lost", host="n3")], "n3: task 2: Killed", "n3", True),
+        ([LOST, ended("crash", 2)], "rank 2 on n3 was killed by SIGKILL", "n3", True),
+        ([LOST], "rank 1 on n2 was killed by SIGKILL", "n2", False),
+        ([LOST], "rank 2 on n3: ValueError: bad", "n3", False),
+        ([LOST, ended("node-failure", 2)], "rank 2 on n3 was killed by SIGKILL", "n3", False),
+        ([told("node-lost", 2, host="n3")], "rank 2 on n3 was killed by SIGKILL", "n3", False),
+        ([told("node-lost", host="n3", ago=900)], "n3: task 2: Killed", "n3", False),
+        ([told("node-lost", host="n3", job="6")], "n3: task 2: Killed", "n3", False),
+        ([LOST], "task 2: Killed", None, False),
+    ],
+)
+def test_a_late_end_by_slurm_is_no_crash(
+    events: list[Event], line: str, host: str | None, late: bool
+) -> None:
+    assert ended_late(events, AGAIN, Diagnosis(line, 2, host), NOW) is late

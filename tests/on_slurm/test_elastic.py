@@ -96,8 +96,13 @@ def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
         bench.slurm.revive_node(lost)
         bench.hpcrun("preempt", "moving")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
-    causes = ["node-failure", "preemption", "finished"]
+    # Slurm may end the rank on the node once more, about a minute after the loss.
+    late = bench.causes(run)[2:-1]
+    assert late in ([], ["node-failure"]), bench.story(run)
+    causes = ["node-failure", "preemption", *late, "finished"]
     assert bench.causes(run) == causes, bench.story(run)
-    require_each_sample_once(bench, run, [3, 2, 3])
-    owners = [event.attempt.owner for event in jobs.events(run, "started") if event.attempt]
-    assert owners == [f"{job}-0", f"{job}-0.1", f"{job}-1"]
+    owners = [f"{job}-0", f"{job}-0.1", f"{job}-1", f"{job}-1.1"][: 3 + len(late)]
+    found = [event.attempt.owner for event in jobs.events(run, "started") if event.attempt]
+    # Slurm may do so before the attempt trains.
+    assert found in (owners, [*owners[:2], owners[-1]]), bench.story(run)
+    require_each_sample_once(bench, run, [3, 2, *[3] * (len(found) - 2)])

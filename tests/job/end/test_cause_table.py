@@ -18,6 +18,7 @@ UNFIT = Diagnosis(
     "preflight on n2: ecc: 5 errors", None, "n2", None, None, 0, node_fault=True, unfit=("n2",)
 )
 SLOW = Diagnosis("n2 is slow", 1, "n2", 10, None, 0, node_fault=True, unfit=("n2",))
+KILLED = Diagnosis("rank 1 on n2 was killed by SIGKILL", 1, "n2", None, None, 1)
 NODE = Diagnosis("rank 1 on n2: execve()", 1, "n2", None, None, 0, node_fault=True)
 
 
@@ -25,8 +26,11 @@ def event(what: str, cause: str | None = None, step: int | None = None, **fields
     return Event(what, 1.0, FIRST, cause, step, fields)
 
 
+OWN = ("diagnosis", "unfinished", "of_node", "late_kill")
+
+
 def evidence(*events: Event, code: int = 137, **more: Any) -> Evidence:
-    own = {name: more.pop(name) for name in ("diagnosis", "unfinished", "of_node") if name in more}
+    own = {name: more.pop(name) for name in OWN if name in more}
     return Evidence({one.what: one for one in events}, code, Ending(**more), **own)
 
 
@@ -104,6 +108,14 @@ CASES = {
     "the batch step has lost a node and ended the ranks on the others": (
         evidence(event("node-lost", host="n2", reason="no heartbeat for 5 s"), code=143),
         (Cause.NODE_FAILURE, "n2 was lost: no heartbeat for 5 s"),
+    ),
+    "Slurm has ended the rank of a node that came back after its loss": (
+        evidence(diagnosis=KILLED, late_kill=True),
+        (
+            Cause.NODE_FAILURE,
+            "rank 1 on n2 was killed by SIGKILL (1 other rank then failed): "
+            "Slurm ended late what the node had run before its loss",
+        ),
     ),
     "an error that other nodes may not have": (
         evidence(event("bad-input", reason="no such file", host="n1"), code=2, of_node=True),
