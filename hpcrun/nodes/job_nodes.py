@@ -279,7 +279,13 @@ class JobNodes:
             self._watch.decided(self.used)
 
     def lose(self, node: str, reason: str) -> None:
-        """Record that a node is lost, and end the step if the step uses the node."""
+        """Record that a node is lost, and end the step if the step uses the node.
+
+        Slurm may have started the job again, because this node had no network: the steps and the nodes are
+        those of the new start then.
+        """
+        if self._is_superseded():
+            return
         with self._lock:
             self.bad.setdefault(node, reason)
             self._lost.add(node)
@@ -311,6 +317,13 @@ class JobNodes:
                 _say(f"Slurm requeues the job when it notices the loss: {words}")
                 return
             enough = not self._closing.wait(_CONTROLLER)
+
+    def _is_superseded(self) -> bool:
+        """Return True if a newer start of the job is known to the controller."""
+        show = slurm.scontrol_show_job_command(self._attempt.job)
+        shown = slurm.run(show, timeout=_CONTROLLER)
+        restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")
+        return restarts.isdecimal() and int(restarts) > self._attempt.restart
 
     def _controller_answers(self) -> bool:
         show = slurm.scontrol_show_job_command(self._attempt.job)

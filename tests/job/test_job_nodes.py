@@ -146,6 +146,19 @@ def test_a_lost_node_leaves_the_job_of_slurm(
     assert (told in capfd.readouterr().out) is True
 
 
+def test_a_batch_step_ends_no_step_of_a_newer_start(desk: Desk, nodes: JobNodes) -> None:
+    nodes.next_step(FIRST)
+    desk.answer("scontrol", f"printf '{JOB.replace('Restarts=0', 'Restarts=1')}'")
+    with subprocess.Popen(["sleep", "1000"]) as child, nodes.watch_step(child):
+        # The network of this node was cut, and the node hears of no other at first.
+        nodes.lose("node2", "no heartbeat")
+        child.kill()
+        child.wait()
+    assert not nodes.has_lost_step
+    assert jobs.events(desk.run, "node-lost") == []
+    assert desk.called("scancel") == []
+
+
 def test_too_few_nodes_are_no_failure_of_the_attempt(desk: Desk, nodes: JobNodes) -> None:
     open_attempt(desk.run, FIRST, Budgets())
     record_event(desk.run, "ended", attempt=FIRST, cause="crash", restart_allowed=True)
