@@ -54,8 +54,8 @@ class Checkpointer:
             each save. :meth:`restore` updates objects and tensors in place, and replaces plain data.
         own: as ``extra``, but each rank saves and restores its own values; keep tensors small. A restore on
             another number of ranks is refused.
-        same_weights: False if the ranks' weights differ on purpose, as with local SGD. Otherwise the first save
-            refuses this. ``own`` then needs the model and the optimizer.
+        same_weights: False if the ranks' weights differ on purpose, as with local SGD. Otherwise the first
+            save refuses this. ``own`` then needs the model and the optimizer.
         every: steps between saves. :meth:`maybe_save` saves at each multiple, or at the first call after
             a multiple; 0: only :meth:`save` saves.
         minutes: minutes between saves; replaces ``every``.

@@ -59,9 +59,9 @@ class Diagnosis:
     watchdog ended ranks that made no progress. ``bad_input``: another start would not help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
     about another rank, but no other failure is known. ``copy``: the failed line in the copy of the code.
-    ``unfit``: all nodes that a preflight found unfit. ``crash``: the type of the exception and its place, or the
-    signal. ``failure``: the same, if only the program can be the cause. ``passing``: a node, a file system, a
-    network or a server may be the cause, so that an equal failure may have another cause.
+    ``unfit``: all nodes that a preflight found unfit. ``crash``: the type of the exception and its place, or
+    the signal. ``failure``: the same, if only the program can be the cause. ``passing``: a node, a file
+    system, a network or a server may be the cause, so that an equal failure may have another cause.
     """
 
     line: str
@@ -295,7 +295,9 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
         # Steps were computed with this input: the cause may be a node.
-        bad_input=own or first.bad_input or (not (first.step or passes or told) and _hopeless(full)),
+        bad_input=own
+        or first.bad_input
+        or (not (first.step or passes or told) and _hopeless(full)),
         copy=first.copy,
         node_fault=unread or first.passing == "node",
         follows=is_cascade(first),

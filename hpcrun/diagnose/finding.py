@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcrun.diagnose.catalog import RETRY_WORDS, Retry
-from hpcrun.diagnose.mistakes import is_of_site
+from hpcrun.diagnose.causes import LOG_ENDS
+from hpcrun.diagnose.mistakes import is_of_site, is_told
 from hpcrun.diagnose.read_log import LogLine
 from hpcrun.diagnose.sightings import UNKNOWN, Sighting, Sightings
 from hpcrun.diagnose.state_dict import WRAPPED
@@ -100,6 +101,8 @@ def find_certain_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFindi
     if found is None or found.retry != "never" or found.confidence != "high":
         return None
     log = found.evidence[0].file
+    if is_told(found.evidence[0].text.rpartition(LOG_ENDS)[2]):
+        return None
     others = [one for one in seen.alive() if one.line.file == log and one.level > 1]
     doubtful = any(
         one.entry.retry in ("helps", "elsewhere") if one.entry else is_of_site(one.line.text)

@@ -39,7 +39,7 @@ _PASSES = re.compile(
     r"|unexpected message|slurm\.conf",
     re.IGNORECASE,
 )
-# srun's words about what the nodes have: once the ranks have run, a node has lost a GPU or memory, or has left.
+# srun's words about what the nodes have. Once the ranks have run, a node has lost a GPU, or has left.
 _OF_NODES = re.compile(
     r"invalid node name|node configuration is not available|more processors requested"
     r"|memory required by task|generic resource|\bgres\b|trackable resource|node count",

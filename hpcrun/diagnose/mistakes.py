@@ -213,5 +213,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _known(lines: Iterable[str]) -> list[KnownMessage]:
     found = (match(line[:4000]) for line in lines)
     return [entry for entry in found if entry is not None]
-
-

@@ -1,7 +1,7 @@
 """Missing files and modules that another node, or the same node a minute later, may have.
 
-A file server that does not answer, a file system that is not mounted, and a cache on the node's own disk give the
-errors of a mistyped path too. The disk shows the difference right after the failure.
+A file server that does not answer, a file system that is not mounted, and a cache on the node's own disk give
+the errors of a mistyped path too. The disk shows the difference right after the failure.
 """
 
 import os
@@ -160,7 +160,7 @@ def _is_usable(path: Path, missing: bool) -> bool:
     with path.open("rb") as program:
         first = program.readline(256)
     words = first[2:].split() if first.startswith(b"#!") else []
-    return not words or os.path.exists(words[0])
+    return not words or Path(os.fsdecode(words[0])).exists()
 
 
 def _is_package(folder: Path) -> bool:

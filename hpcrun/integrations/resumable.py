@@ -72,8 +72,8 @@ def resumable(
         retention: rule for the checkpoints to keep.
         same_samples: ranks may read the same samples, as the ranks of a tensor-parallel group do. Otherwise
             :meth:`Resumable.step` refuses it.
-        same_weights: False if the ranks' weights differ on purpose, as with local SGD: each rank then saves its
-            own models and optimizers, and a resume needs the same number of ranks. Otherwise
+        same_weights: False if the ranks' weights differ on purpose, as with local SGD: each rank then saves
+            its own models and optimizers, and a resume needs the same number of ranks. Otherwise
             :meth:`Resumable.step` refuses weights that differ.
         others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
             such as ``ema=ema``; the same on all ranks. Random generators, and objects of Python classes such

@@ -146,9 +146,7 @@ def finalize(
     return found
 
 
-def _kind_of_crash(
-    crashed: Diagnosis, events: Sequence[Event], attempt: Attempt
-) -> dict[str, Any]:
+def _kind_of_crash(crashed: Diagnosis, events: Sequence[Event], attempt: Attempt) -> dict[str, Any]:
     """Return what another crash must have in common with this one to be the same failure."""
     kind = {"crash": crashed.crash} if crashed.crash else {}
     begun = [one.step or 0 for one in events if (one.what, one.attempt) == ("started", attempt)]

@@ -30,9 +30,9 @@ class AttemptRecord:
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
     stop signal, so it keeps only earlier saves, if any. ``unsaved``: a script ended well after a stop
-    signal, and has reported steps but no save. ``crash``: the exception of a crash and its place, or its signal;
-    empty if unknown. ``failure``: the same, if only the program can be the cause. ``passing``: a file system, a
-    network or a node may be the cause, so that an equal crash may have another cause.
+    signal, and has reported steps but no save. ``crash``: the exception of a crash and its place, or its
+    signal; empty if unknown. ``failure``: the same, if only the program can be the cause. ``passing``: a file
+    system, a network or a node may be the cause, so that an equal crash may have another cause.
     """
 
     attempt: Attempt

@@ -186,8 +186,8 @@ def _unsaved_limits(history: Sequence[AttemptRecord]) -> int:
 def _crashes_at_step(history: Sequence[AttemptRecord]) -> int:
     """Count the crashes of the last kind at the last step.
 
-    A crash that a file system, a network or a node may cause has no equal: at the first step of a restart, two
-    different causes have the same step.
+    A crash that a file system, a network or a node may cause has no equal: at the first step of a restart,
+    two different causes have the same step.
     """
     last = history[-1]
     if last.crash_step is None or last.passing:

@@ -15,8 +15,8 @@ from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 
 ON_PURPOSE = (
-    "; if the weights differ on purpose, as with local SGD, pass same_weights=False to hpcrun.resumable(), and "
-    "each rank saves its own"
+    "; if the weights differ on purpose, as with local SGD, pass same_weights=False to hpcrun.resumable(), "
+    "and each rank saves its own"
 )
 """The end of the message for a training of :func:`hpcrun.resumable`."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
