@@ -108,6 +108,9 @@ def _paths_in(text: str) -> list[str]:
 
 
 def _local_roots() -> set[Path]:
+    if "SLURM_JOB_ID" not in os.environ:
+        # The next start is on this machine too.
+        return set()
     given = (os.environ.get(name, "") for name in _LOCAL_VARIABLES)
     return {Path(one) for one in (*_LOCAL, *given) if one.startswith("/")}
 

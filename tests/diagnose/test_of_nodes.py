@@ -19,6 +19,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(of_nodes, "_LOCAL", (str(tmp_path / "tmp"),))
     for name in ("TMPDIR", "SLURM_TMPDIR", "LOCAL_SCRATCH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     for name in ("tmp/mine", "mount", "data", "bin"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "data" / "a.pt").write_text("x")
