@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from hpcrun.run.directory import RunDirectory
@@ -114,11 +115,18 @@ def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
 def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
     """Return the pace over the lines of the last attempt, or None if fewer than two lines have one."""
     attempt = _attempt_of(lines[-1])
-    oldest, newest = _point(lines, attempt), _point(reversed(lines), attempt)
-    if oldest is None or newest is None:
+    points = [point for line in lines if (point := _point(line, attempt))]
+    gaps = [
+        (later[1] - earlier[1], later[0] - earlier[0])
+        for earlier, later in pairwise(points)
+        if later[0] > earlier[0] and later[1] >= earlier[1]
+    ]
+    if not gaps:
         return None
-    (first, began), (last, ended) = oldest, newest
-    return (ended - began) / (last - first) if last > first and ended >= began else None
+    # A stall is no part of the pace.
+    usual = median(seconds for seconds, _ in gaps)
+    kept = [gap for gap in gaps if gap[0] <= max(_STALL, _GAPS * usual)] or gaps
+    return sum(seconds for seconds, _ in kept) / sum(steps for _, steps in kept)
 
 
 def _longest(lines: Sequence[dict[str, Any]]) -> float | None:
@@ -136,13 +144,12 @@ def _attempt_of(line: Mapping[str, Any]) -> tuple[Any, Any]:
     return line.get("restart"), line.get("in_place", 0)
 
 
-def _point(lines: Iterable[dict[str, Any]], attempt: tuple[Any, Any]) -> tuple[int, float] | None:
-    """Return step and time of the first of the attempt's ``lines`` with both."""
-    for line in lines:
-        step, when = line.get("step"), _number(line.get("time"))
-        if _attempt_of(line) == attempt and isinstance(step, int) and when is not None:
-            return step, when
-    return None
+def _point(line: Mapping[str, Any], attempt: tuple[Any, Any]) -> tuple[int, float] | None:
+    """Return step and time of a line of ``attempt``; None if it lacks one of them."""
+    step, when = line.get("step"), _number(line.get("time"))
+    if _attempt_of(line) != attempt or not isinstance(step, int) or when is None:
+        return None
+    return step, when
 
 
 def _number(value: Any) -> float | None:

@@ -54,6 +54,8 @@ class Checkpointer:
             each save. :meth:`restore` updates objects and tensors in place, and replaces plain data.
         own: as ``extra``, but each rank saves and restores its own values; keep tensors small. A restore on
             another number of ranks is refused.
+        same_weights: False if the ranks' weights differ on purpose, as with local SGD. Otherwise the first
+            save refuses this. ``own`` then needs the model and the optimizer.
         every: steps between saves. :meth:`maybe_save` saves at each multiple, or at the first call after
             a multiple; 0: only :meth:`save` saves.
         minutes: minutes between saves; replaces ``every``.
@@ -83,6 +85,7 @@ class Checkpointer:
         scheduler: Any = None,
         extra: dict[str, Any] | None = None,
         own: dict[str, Any] | None = None,
+        same_weights: bool = True,
         every: int = 100,
         minutes: float | None = None,
         retention: Retention | None = None,
@@ -131,7 +134,7 @@ class Checkpointer:
             self._interval = EverySeconds(lambda: 60.0 * minutes, self._ranks)
         # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
         # between ranks.
-        self._compared = False
+        self._compared = not same_weights
         self._asked: int | None = None
         self._saved: int | None = None
         self.notes: tuple[str, ...] = ()

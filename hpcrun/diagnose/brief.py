@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.diagnose.finding import FailureFinding, find_cause
+from hpcrun.diagnose.finding import FailureFinding, find_cause, find_certain_cause
 from hpcrun.diagnose.read_log import LogLine, rank_of_file, read_stream
 from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
 from hpcrun.run.directory import RunDirectory
@@ -69,11 +69,9 @@ def hopeless_cause(run: RunDirectory, attempt: Attempt, nodes: int) -> FailureFi
     """
     lines = lines_of_attempt(run, attempt, (), most_files=_MOST_FILES, read=_ends)
     try:
-        found = find_cause(_within(lines, _HOPELESS), nodes)
+        return find_certain_cause(_within(lines, _HOPELESS), nodes)
     except _TooLong:
         return None
-    certain = found is not None and found.retry == "never" and found.confidence == "high"
-    return found if certain else None
 
 
 def _within(lines: Iterable[LogLine], seconds: float) -> Iterator[LogLine]:

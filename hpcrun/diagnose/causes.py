@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.diagnose.catalog import explained, known_cause
-from hpcrun.diagnose.mistakes import may_pass, never_helps
+from hpcrun.diagnose.mistakes import is_of_site, is_told, may_pass, never_helps
 from hpcrun.diagnose.read_log import before_termination, words_at_exit
 from hpcrun.run.endings import Exit, Failure, Hang, headline, last_words, node_name
 
@@ -59,8 +59,9 @@ class Diagnosis:
     watchdog ended ranks that made no progress. ``bad_input``: another start would not help.
     ``node_fault``: Slurm could not use the host, whatever the program does. ``follows``: the failure is
     about another rank, but no other failure is known. ``copy``: the failed line in the copy of the code.
-    ``unfit``: all nodes that a preflight found unfit. ``failure``: the type of the exception and its place,
-    if only the program can be the cause.
+    ``unfit``: all nodes that a preflight found unfit. ``crash``: the type of the exception and its place, or
+    the signal. ``failure``: the same, if only the program can be the cause. ``passing``: a node, a file
+    system, a network or a server may be the cause, so that an equal failure may have another cause.
     """
 
     line: str
@@ -75,7 +76,9 @@ class Diagnosis:
     follows: bool = False
     copy: str = ""
     unfit: tuple[str, ...] = ()
+    crash: str = ""
     failure: str = ""
+    passing: bool = False
 
     @property
     def waited(self) -> bool:
@@ -222,6 +225,7 @@ def _from_exit(first: Exit, failures: Sequence[Failure], logs: Path | None) -> D
         _last_step(failures),
         None,
         others,
+        crash=signal_name(first.signal),
     )
 
 
@@ -247,7 +251,8 @@ def _from_srun(
         _last_step(failures),
         None,
         len(failures),
-        bad_input=words is not None and _hopeless(words),
+        bad_input=bool(words) and not _last_step(failures) and _hopeless(words or ""),
+        crash="" if number is None else signal_name(number),
         # The other ranks have started.
         node_fault=words is not None and words.startswith("execve(): "),
     )
@@ -270,12 +275,15 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
     traceback = first.traceback
+    passes = first.kind == _READ_FAILURE or is_cascade(first) or bool(first.passing)
     own = first.kind in CERTAIN or first.certain
+    # The last line of a log may be a warning.
+    told = is_told(first.message.rpartition(LOG_ENDS)[2])
     reported = explained(first.message, at, traceback)
     if not reported and not own:
         reported = (explained(full, at, traceback) or "").removeprefix(f"{first.kind}: ")
     reported = reported or f"{headline(first.message)}{at}"
-    unread = first.kind == _READ_FAILURE
+    unread, place = first.kind == _READ_FAILURE, _kind_and_place(first)
     if unread:
         # The text has the remedy. The catalog knows only the file system's words.
         reported = headline(first.message)
@@ -287,11 +295,15 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
         first.traceback,
         len({failure.rank for failure in failures} - {first.rank}),
         # Steps were computed with this input: the cause may be a node.
-        bad_input=own or first.bad_input or (not first.step and not unread and _hopeless(full)),
+        bad_input=own
+        or first.bad_input
+        or (not (first.step or passes or told) and _hopeless(full)),
         copy=first.copy,
-        node_fault=unread,
+        node_fault=unread or first.passing == "node",
         follows=is_cascade(first),
-        failure="" if unread or is_cascade(first) or may_pass(full) else _kind_and_place(first),
+        crash=place,
+        failure="" if passes or may_pass(full) else place,
+        passing=passes or is_of_site(full),
     )
 
 

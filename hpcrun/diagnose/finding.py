@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcrun.diagnose.catalog import RETRY_WORDS, Retry
+from hpcrun.diagnose.causes import LOG_ENDS
+from hpcrun.diagnose.mistakes import is_of_site, is_told
 from hpcrun.diagnose.read_log import LogLine
 from hpcrun.diagnose.sightings import UNKNOWN, Sighting, Sightings
 from hpcrun.diagnose.state_dict import WRAPPED
@@ -81,6 +83,32 @@ def find_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | Non
     for line in lines:
         seen.add(line)
     return _Choice(seen, nodes).finding()
+
+
+def find_certain_cause(lines: Iterable[LogLine], nodes: int = 0) -> FailureFinding | None:
+    """Return the cause if no other start can help; None if one may.
+
+    A message that a program printed before it died of a node, a network or a server proves nothing.
+
+    Args:
+            lines: as for :func:`find_cause`.
+            nodes: the number of nodes of the job, if known.
+    """
+    seen = Sightings()
+    for line in lines:
+        seen.add(line)
+    found = _Choice(seen, nodes).finding()
+    if found is None or found.retry != "never" or found.confidence != "high":
+        return None
+    log = found.evidence[0].file
+    if is_told(found.evidence[0].text.rpartition(LOG_ENDS)[2]):
+        return None
+    others = [one for one in seen.alive() if one.line.file == log and one.level > 1]
+    doubtful = any(
+        one.entry.retry in ("helps", "elsewhere") if one.entry else is_of_site(one.line.text)
+        for one in others
+    )
+    return None if doubtful else found
 
 
 class _Choice:

@@ -39,6 +39,12 @@ _PASSES = re.compile(
     r"|unexpected message|slurm\.conf",
     re.IGNORECASE,
 )
+# srun's words about what the nodes have. Once the ranks have run, a node has lost a GPU, or has left.
+_OF_NODES = re.compile(
+    r"invalid node name|node configuration is not available|more processors requested"
+    r"|memory required by task|generic resource|\bgres\b|trackable resource|node count",
+    re.IGNORECASE,
+)
 _ALLOC = re.compile(r"unable to (?:create step|allocate)[^:]*:? ?", re.IGNORECASE)
 # The shell of the batch step, with srun's path or its name.
 _NO_SRUN = re.compile(
@@ -81,8 +87,7 @@ def launch_failure(
     """
     asked = srun_refusal(batch_log)
     if asked is not None:
-        # A node may be removed from the allocation while the job runs.
-        lost = worked and asked.lower().startswith("invalid node name")
+        lost = worked and bool(_OF_NODES.search(asked))
         return Diagnosis(f"srun: {asked}", bad_input=not lost)
     absent = _NO_SRUN.search(batch_log)
     if absent:

@@ -16,6 +16,8 @@ _LONGEST_LINE = 200
 # PyTorch puts this prefix before each line of a traceback once there is a process group.
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):"
+_FOLLOWS = ("another exception occurred:", "direct cause of the following exception:")
+_MOST_CHAINED = 20
 _AFTER = 30
 """Lines that a program may print at its exit, after the traceback that ends it."""
 # torch.distributed.elastic's log lines and its traceback: the text after them does not come from the ranks.
@@ -55,6 +57,7 @@ class ScriptError:
         where: the deepest ``file:line`` of the traceback in the user's code.
         copy: the same line in the run's copy of the code, if the copy ran.
         traceback: the text of the traceback.
+        before: the errors from which the exception follows, a line each, the newest first.
         last_line: the last line of the log.
         rank: the rank that failed first, if a launcher names it.
         code: the exit code of that rank.
@@ -70,6 +73,7 @@ class ScriptError:
     rank: int | None = None
     code: int | None = None
     usage: bool = False
+    before: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -144,7 +148,16 @@ def _raised(text: str) -> ScriptError | None:
         # A launcher in Python reports the exit code of its program, and the program's traceback comes before.
         return _raised(before)
     message = (found["message"] or "")[:_LONGEST]
-    return ScriptError(found["name"], message, where, copy, trace)
+    return ScriptError(found["name"], message, where, copy, trace, before=_chained(before))
+
+
+def _chained(before: str) -> tuple[str, ...]:
+    """Return the exceptions that Python prints before one that follows from them, the newest first."""
+    found: list[str] = []
+    while before.rstrip().endswith(_FOLLOWS) and len(found) < _MOST_CHAINED:
+        found.append((exception_line(before) or "")[:_LONGEST])
+        before = before.rpartition(_TRACEBACK)[0]
+    return tuple(found)
 
 
 def _last_line(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from hpcrun.checkpoint.sharded.same_weights import require_same_weights
+from hpcrun.checkpoint.sharded.same_weights import ON_PURPOSE, require_same_weights
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
@@ -47,6 +47,7 @@ def resumable(
     folder: Path | str | None = None,
     retention: Retention | None = None,
     same_samples: bool = False,
+    same_weights: bool = True,
     **others: Any,
 ) -> "Resumable":
     """Resume this training from its newest valid checkpoint, and make it save and stop by itself. Collective.
@@ -71,6 +72,9 @@ def resumable(
         retention: rule for the checkpoints to keep.
         same_samples: ranks may read the same samples, as the ranks of a tensor-parallel group do. Otherwise
             :meth:`Resumable.step` refuses it.
+        same_weights: False if the ranks' weights differ on purpose, as with local SGD: each rank then saves
+            its own models and optimizers, and a resume needs the same number of ranks. Otherwise
+            :meth:`Resumable.step` refuses weights that differ.
         others: further objects with ``state_dict()`` and ``load_state_dict()``, tensors, dicts and lists,
             such as ``ema=ema``; the same on all ranks. Random generators, and objects of Python classes such
             as an environment or a replay memory, are saved for each rank, with all that their attributes
@@ -83,7 +87,9 @@ def resumable(
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     parts |= {"loader": loader, "scaler": scaler}
     options = {"every": every, "minutes": minutes, "retention": retention}
-    return Resumable(parts, others, folder, options, same_samples=same_samples)
+    return Resumable(
+        parts, others, folder, options, same_samples=same_samples, same_weights=same_weights
+    )
 
 
 class Resumable:
@@ -104,6 +110,7 @@ class Resumable:
         options: dict[str, Any],
         *,
         same_samples: bool,
+        same_weights: bool,
     ) -> None:
         """Take the arguments of :func:`resumable`: ``options`` are those of the saves."""
         refuse_in_a_line()
@@ -135,6 +142,9 @@ class Resumable:
         known = [*models.values(), *optimizers.values(), *named["scheduler"].values()]
         known += [part for one in models.values() for part in one.modules()]
         own: dict[str, Any] = {"loop": self}
+        if not same_weights:
+            own |= {f"model.{name}": bare(one) for name, one in models.items()}
+            own |= {f"optimizer.{name}": one for name, one in optimizers.items()}
         own |= {name: OwnObject(name, one, known) for name, one in others.items() if is_own(one)}
         extra = {name: one for name, one in others.items() if name not in own}
         extra |= {name: one for name, one in optimizers.items() if name != first}
@@ -158,8 +168,10 @@ class Resumable:
             scaler=next(iter(scalers.values()), None),
             extra=extra,
             own=own,
+            same_weights=same_weights,
             **options,
         )
+        self._same_weights = same_weights
         self._data = RankData(self._session.ranks, self._loaders, same_samples=same_samples)
         saved = {"state": self} | models | optimizers | self._schedulers | scalers | others
         self._unsaved = UnsavedState(saved, named["loader"].values())
@@ -191,7 +203,8 @@ class Resumable:
             UserError: no batch came from :meth:`batches` since the last step; in the first two steps of
                 a start a ``DataLoader`` that :func:`resumable` was not given has given batches; in the
                 first two steps of a pass also if ranks read the same samples or unequal numbers of batches;
-                in the first two steps of a start also if the ranks have different weights.
+                in the first two steps of a start also if the ranks have different weights, without
+                ``same_weights=False``.
         """
         if self._loaders and not self._open:
             raise UserError(
@@ -214,8 +227,10 @@ class Resumable:
         if self._data.due:
             # Before the step is reported: a job that is refused in its first step does not start again.
             self._data.step(used, left)
-        if self.steps - self._first <= 2:
-            require_same_weights(self._model, self._session.ranks, steps=self.steps)
+        if self._same_weights and self.steps - self._first <= 2:
+            require_same_weights(
+                self._model, self._session.ranks, steps=self.steps, on_purpose=ON_PURPOSE
+            )
         if line := self._unsaved.step(sys._getframe(1), keep):
             self._session.say(line)
         notes = self._looked_ahead(used)

@@ -129,6 +129,9 @@ def evidence_of(
     mine = {event.what: event for event in events if event.attempt == attempt}
     if ending.word is None and "stopped" in mine and asked_to_yield(events, attempt):
         ending = replace(ending, word="preemption")
+    if ending.signalled and "stopped" not in mine:
+        # The ranks have not heard the signal: they ended later, for another reason.
+        ending = replace(ending, word=None)
     if asked_to_end(events, attempt):
         ending = replace(ending, word="cancelled")
     return Evidence(mine, exit_code, ending, diagnosis, unfinished)

@@ -112,6 +112,8 @@ def finalize(
     facts: dict[str, Any] = {}
     if crashed and crashed.failure and not blames_node(crashed):
         facts["failure"] = crashed.failure
+    if crashed:
+        facts |= _kind_of_crash(crashed, events, attempt)
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step
@@ -143,6 +145,16 @@ def finalize(
     if not decision.restart and (_opened(events, attempt) or not finished):
         conclude_run(run, found, _programs(evidence), by_hand=budgets is None)
     return found
+
+
+def _kind_of_crash(crashed: Diagnosis, events: Sequence[Event], attempt: Attempt) -> dict[str, Any]:
+    """Return what another crash must have in common with this one to be the same failure."""
+    kind = {"crash": crashed.crash} if crashed.crash else {}
+    begun = [one.step or 0 for one in events if (one.what, one.attempt) == ("started", attempt)]
+    # A bad node fails at the first step of each start on it.
+    at_start = not begun or (crashed.step or 0) <= begun[-1]
+    passing = crashed.passing or crashed.follows or (blames_node(crashed) and at_start)
+    return {**kind, **({"passing": True} if passing else {})}
 
 
 def conclude_run(
@@ -206,7 +218,7 @@ def _has_begun(events: Sequence[Event], attempt: Attempt, found: Diagnosis | Non
         return True
     if found is None:
         return False
-    return bool(found.step) or found.hang or found.bad_input or found.follows or blames_node(found)
+    return bool(found.step) or found.hang or found.bad_input or found.passing or blames_node(found)
 
 
 def _hopeless(

@@ -1,5 +1,6 @@
 """The attempts of a run, read from its event log for the restart policy and for `status`."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,9 @@ class AttemptRecord:
     ``crash_step`` is the step that was being computed at a crash. ``trained``: the attempt reached the
     end of the training; only the report was left. ``killed``: a script died of the
     stop signal, so it keeps only earlier saves, if any. ``unsaved``: a script ended well after a stop
-    signal, and has reported steps but no save. ``failure``: the exception of a crash and its place, if only
-    the program can be the cause.
+    signal, and has reported steps but no save. ``crash``: the exception of a crash and its place, or its
+    signal; empty if unknown. ``failure``: the same, if only the program can be the cause. ``passing``: a file
+    system, a network or a node may be the cause, so that an equal crash may have another cause.
     """
 
     attempt: Attempt
@@ -44,6 +46,8 @@ class AttemptRecord:
     killed: bool = False
     unsaved: bool = False
     failure: str | None = None
+    crash: str = ""
+    passing: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -144,6 +148,8 @@ def _note(record: dict[str, Any], event: Event) -> None:
         record["ended"] = event.time
         record["unsaved"] = bool(event.fields.get("unsaved"))
         record["failure"] = event.fields.get("failure")
+        record["crash"] = str(event.fields.get("crash") or "")
+        record["passing"] = bool(event.fields.get("passing"))
 
 
 def _note_start_of_next(record: dict[str, Any], step: int) -> None:
@@ -267,10 +273,13 @@ def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequenc
         return False
     if has_worked(events, attempt):
         return True
-    if refusal or not own:
+    works = ("saved",) if own or mine else ("saved", "stepped")
+    saved = any(event.what in works and event.attempt == attempt for event in events)
+    if refusal:
         return False
+    if not own:
+        return saved or _ran_long(events, attempt, time.time())
     if own[0].kind in _OF_FILES and of_script(events) and _on_one_of_several(events, attempt, own):
         return True
-    saved = any(event.what == "saved" and event.attempt == attempt for event in events)
     # The last message of a script that has run for long may come from a program that the script called.
     return saved or _ran_long(events, attempt, own[0].time)

@@ -94,7 +94,7 @@ def decide(history: Sequence[AttemptRecord], budgets: Budgets) -> Decision:
         if hopeless is not None:
             return Decision(False, hopeless)
     if cause is Cause.CRASH:
-        repeated = _crashes_at_step(history, last.crash_step)
+        repeated = _crashes_at_step(history)
         if budgets.same_step is not None and repeated >= budgets.same_step:
             return Decision(
                 False,
@@ -183,10 +183,21 @@ def _unsaved_limits(history: Sequence[AttemptRecord]) -> int:
     return count
 
 
-def _crashes_at_step(history: Sequence[AttemptRecord], step: int | None) -> int:
-    if step is None:
+def _crashes_at_step(history: Sequence[AttemptRecord]) -> int:
+    """Count the crashes of the last kind at the last step.
+
+    A crash that a file system, a network or a node may cause has no equal: at the first step of a restart,
+    two different causes have the same step.
+    """
+    last = history[-1]
+    if last.crash_step is None or last.passing:
         return 0
-    return sum(record.cause is Cause.CRASH and record.crash_step == step for record in history)
+    return sum(
+        record.cause is Cause.CRASH
+        and (record.crash_step, record.crash, record.passing)
+        == (last.crash_step, last.crash, False)
+        for record in history
+    )
 
 
 def _same_failures(history: Sequence[AttemptRecord]) -> int:

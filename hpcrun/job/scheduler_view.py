@@ -77,6 +77,7 @@ class Ending:
     limit_near: bool = False
     warned_by_term: bool = False
     was_not_requested: bool = False
+    signalled: bool = False
     just_resumed: bool = False
     why: str = ""
 
@@ -135,6 +136,7 @@ def ending_of(
     view = query_job(attempt.job)
     if only_log_has_reason(view, attempt) and run.batch_log(attempt.job).is_file():
         wait_for_word(lambda: scheduler_word(batch_log(run, attempt)), patience)
+    running = view is not None and view.state == "RUNNING"
     resumed, log = view.suspended if view else None, batch_log(run, attempt)
     word = word_of(view, attempt, log)
     killed = view is not None and view.script_killed and word == "node-failure"
@@ -145,7 +147,9 @@ def ending_of(
         limit_near=view is not None and _limit_near(view, lead),
         # A cancelled job is COMPLETING, and a requeued job is PENDING. An unreachable controller cancels
         # nothing; slurmstepd would have written a message about an earlier cancellation.
-        was_not_requested=view is None or view.state == "RUNNING",
+        was_not_requested=view is None or running,
+        # `scancel --batch --signal=TERM` leaves the line of a cancellation, and the job runs on.
+        signalled=running and word == "cancelled",
         just_resumed=resumed is not None and time.time() - resumed < _AFTER_SUSPENSION,
     )
 

@@ -52,6 +52,7 @@ class Failure:
         copy: the same line in the run's copy of the code, if the copy ran.
         bad_input: True if another start would fail in the same way.
         certain: True if no node and no moment can change the failure.
+        passing: "node" if another node may not have the failure, "time" if it may pass; empty: unknown.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class Failure:
     copy: str = ""
     bad_input: bool = False
     certain: bool = False
+    passing: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,14 @@ def record_failure(
     host: str | None = None,
     *,
     bad_input: bool = False,
+    passing: str = "",
 ) -> Failure:
     """Write ``failure-rank-00003.json`` into ``folder``; raises OSError when the disk refuses.
 
     Args:
         host: where ``rank`` failed; None: this node.
         bad_input: another start would fail in the same way.
+        passing: the reason why another start may not fail, as in :class:`Failure`.
     """
     where, copy = place_of(error)
     failure = Failure(
@@ -129,6 +133,7 @@ def record_failure(
         traceback=traceback_of(error) if where else "",
         copy=copy,
         bad_input=bad_input,
+        passing=passing,
     )
     write_failure(folder, failure)
     return failure

@@ -13,6 +13,7 @@ from hpcrun.config import Config
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
 from hpcrun.diagnose.causes import is_cascade
+from hpcrun.diagnose.mistakes import is_mistake, passing
 from hpcrun.errors import (
     ClusterError,
     ErrorOnAllRanks,
@@ -23,7 +24,6 @@ from hpcrun.errors import (
     PrintedByRankZero,
     UserError,
     error_on_all_ranks,
-    is_mistake,
 )
 from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
@@ -324,7 +324,10 @@ def fail(
     if isinstance(error, PlannedStop):
         error.__traceback__ = None
     try:
-        failure = record_failure(folder, rank, error, position.step, bad_input=bad_input)
+        why = "" if isinstance(error, UserError) else passing(error)
+        failure = record_failure(
+            folder, rank, error, position.step, bad_input=bad_input, passing=why
+        )
     except OSError as disk:
         print(f"hpcrun: cannot record the failure: {disk}", file=sys.stderr, flush=True)
         raise error from None

@@ -12,7 +12,7 @@ import hpcrun
 from hpcrun.checkpoint.sharded.same_weights import require_same_weights
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
-from tests.on_ranks import ranks
+from tests.on_ranks import gathered, ranks
 
 
 class Packed(torch.Tensor):
@@ -98,6 +98,43 @@ def test_different_weights_are_refused_in_the_first_steps(tmp_path, rank):
         # Bad input, which does not start again.
         assert not isinstance(refused.value, hpcrun.CheckpointError)
         assert not list(folder.glob("step-*"))
+
+
+def locally(folder, rank, steps):
+    """Average the weights every third step (local SGD); return the weights after ``steps`` steps."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = hpcrun.resumable(
+        model=model, optimizer=optimizer, folder=folder, every=2, same_weights=False
+    )
+    while state.steps < steps:
+        x = torch.randn(4, 2) + rank
+        optimizer.zero_grad()
+        mse_loss(model(x), x[:, :1]).backward()
+        optimizer.step()
+        if state.steps % 3 == 2:
+            for value in model.parameters():
+                dist.all_reduce(value.data)
+                value.data /= 2
+        state.step()
+    state.finish()
+    return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+
+@ranks(2, 2)
+def test_local_sgd_resumes_with_the_weights_of_each_rank(tmp_path, rank, phase):
+    whole = tmp_path / f"whole-{rank}.pt"
+    if phase == 0:
+        torch.save(locally(tmp_path / "whole", rank, 7), whole)
+        locally(tmp_path / "cut", rank, 4)
+        return
+    resumed = locally(tmp_path / "cut", rank, 7)
+    assert torch.equal(resumed, torch.load(whole))
+    assert len({tuple(each) for each in gathered(resumed.tolist())}) == 2
+    torch.manual_seed(rank)
+    with pytest.raises(UserError, match=r"same_weights=False to hpcrun\.resumable"):
+        trained(nn.Linear(2, 1), tmp_path / "refused", torch.ones(4, 2))
 
 
 @ranks(2)

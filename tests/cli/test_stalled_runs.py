@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hpcrun.api.pace import facts
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import append_line
@@ -150,3 +151,12 @@ def test_the_figures_of_a_lost_run_stay(
     assert found[0] == found[1]
     assert (found[0]["productive"], found[0]["unsaved"]) == (5, 0)
     assert found[0]["recomputed"] == pytest.approx(95, abs=1)
+
+
+def test_a_stall_is_no_part_of_the_pace() -> None:
+    times = [*range(0, 100, 10), *range(1300, 1400, 10)]
+    lines = [{"step": step, "time": when} for step, when in enumerate(times, 1)]
+    assert facts(lines, 120).left(0.0) == 1000
+    # Slow lines are a pace too.
+    slow = [{"step": step, "time": 90.0 * step} for step in range(9)]
+    assert facts(slow, 18).left(0.0) == 900

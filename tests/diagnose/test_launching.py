@@ -1,6 +1,7 @@
 """Messages of bash, srun and slurmstepd about a failed start, recorded with Slurm 22.05."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,9 +75,12 @@ def test_a_failed_setup_is_reported_with_its_line_and_message(log: str, words: s
     ],
 )  # fmt: skip
 def test_what_srun_refuses_on_every_node_is_bad_input(said: str, line: str) -> None:
-    told = launch_failure(f"on node1\n{said}\n", "", worked=True)
+    told = launch_failure(f"on node1\n{said}\n", "", worked=False)
     assert told is not None
     assert (told.line, told.bad_input) == (line, True)
+    again = launch_failure(f"on node1\n{said}\n", "", worked=True)
+    # After a start that worked, a node has lost what it had.
+    assert again == replace(told, bad_input="Unable to create step" not in said)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,8 @@ def test_a_rank_that_lost_a_remote_peer_is_no_cause(tmp_path: Path) -> None:
 
 
 MISSING = "ModuleNotFoundError: No module named 'x'"
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+ENDED = "ValueError: Default process group has not been initialized"
 USAGE = "usage: t.py [-h] --lr LR\nt.py: error: argument --lr: expected one argument\n"
 
 
@@ -121,7 +123,20 @@ USAGE = "usage: t.py [-h] --lr LR\nt.py: error: argument --lr: expected one argu
         (f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: '/dev/nvidia0'\n", 1, False),
         (f"{TRACE}ImportError: libcudart.so.12: cannot open shared object file\n", 1, False),
         (f"{TRACE}AssertionError: Torch not compiled with CUDA enabled\n", 1, True),
-        (f"{TRACE}OSError: [Errno 122] Disk quota exceeded: 'a.pt'\n", 1, True),
+        (f"{TRACE}OSError: [Errno 122] Disk quota exceeded: 'a.pt'\n", 1, False),
+        (f"{TRACE}ImportError: /me/.cache/torch_extensions/a.so: file too short\n", 1, False),
+        (f"{TRACE}SyntaxError: source code string cannot contain null bytes\n", 1, False),
+        (f"{TRACE}FileNotFoundError: [Errno 2] No such file or directory: 'nvidia-smi'\n", 1, False),
+        (f"{TRACE}FileNotFoundError: [Errno 2] No such file: '/me/.triton/cache/k.tmp.pid_7'\n", 1, False),
+        (f"{TRACE}PermissionError: [Errno 13] Permission denied\n", 1, False),
+        (f"{TRACE}AttributeError: 'NoneType' object has no attribute 'shape'\n", 1, False),
+        (f"{TRACE}AttributeError: 'Net' object has no attribute 'shape'\n", 1, True),
+        (f"{TRACE}NameError: name 'connection' is not defined\n", 1, True),
+        (f"{TRACE}requests.exceptions.ConnectionError: read timed out\n{DURING}{TRACE}{MISSING}\n", 1, False),
+        (f"{TRACE}RuntimeError: NCCL error: unhandled system error\n{DURING}{TRACE}{ENDED}\n", 1, False),
+        (f"{TRACE}KeyError: 3\n{DURING}{TRACE}{MISSING}\n", 1, True),
+        ("[WARNING] Unexpected key(s) in state_dict: 'a'\n", 1, False),
+        ("bash: /x/solver: /bin/sh: bad interpreter: Text file busy\n", 126, False),
         (f"{TRACE}OSError: [Errno 5] Input/output error: 'a.pt'\n", 1, False),
         (f"{TRACE}hpcrun.errors.NotTrainable: the loss has no gradient\n", 1, True),
         (f"{TRACE}hpcrun.errors.ClusterError: no free port\n", 1, False),

@@ -9,13 +9,13 @@ import pytest
 from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
+from hpcrun.diagnose.mistakes import is_mistake
 from hpcrun.errors import (
     ErrorOnAllRanks,
     NodeUnfit,
     NotTrainable,
     UserError,
     error_on_all_ranks,
-    is_mistake,
 )
 from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import classify, evidence_of

@@ -14,10 +14,17 @@ from hpcrun.checkpoint.state.tree import named_parameters, replicated
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 
+ON_PURPOSE = (
+    "; if the weights differ on purpose, as with local SGD, pass same_weights=False to hpcrun.resumable(), "
+    "and each rank saves its own"
+)
+"""The end of the message for a training of :func:`hpcrun.resumable`."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
+def require_same_weights(
+    model: nn.Module, ranks: Ranks, *, steps: int, on_purpose: str = ""
+) -> None:
     """Raise UserError on all ranks if a parameter that all ranks hold differs. Collective.
 
     Sharded parameters, parameters that DDP ignores, and buffers may differ, and are not compared. Models with
@@ -27,6 +34,7 @@ def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
         model: the model of this rank, in DDP or not.
         ranks: all ranks.
         steps: number of finished steps, for the message.
+        on_purpose: the end of the message, for weights that may differ.
 
     Raises:
         UserError: the text names a parameter, and has the remedy.
@@ -61,7 +69,7 @@ def require_same_weights(model: nn.Module, ranks: Ranks, *, steps: int) -> None:
         )
     raise UserError(
         f"model.{differing[0]}{more} differs between the ranks after step {steps}, so each rank trains a "
-        f"separate model; {remedy}"
+        f"separate model; {remedy}{on_purpose}"
     )
 
 

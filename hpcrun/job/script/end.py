@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.diagnose.causes import LOG_ENDS
-from hpcrun.diagnose.mistakes import is_refusal, repeats_at_start
+from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job import exit_codes
 from hpcrun.job.history import histories
@@ -82,6 +82,8 @@ class ScriptEnd:
     def failure(self, rank: int, step: int | None) -> Failure:
         """Return the record of the failure of ``rank`` at ``step``."""
         error = self.error
+        passing = passing_of_script(error, self.command)
+        repeats = not step and not passing and repeats_at_start(error, self.code)
         return Failure(
             rank=rank,
             host=node_name(),
@@ -93,8 +95,9 @@ class ScriptEnd:
             traceback=error.traceback if error.where else "",
             copy=error.copy,
             # Steps were computed with this input: the cause may be a node.
-            bad_input=is_refusal(error) or (not step and repeats_at_start(error, self.code)),
+            bad_input=is_refusal(error) or repeats,
             certain=is_refusal(error),
+            passing=passing,
         )
 
 

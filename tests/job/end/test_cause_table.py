@@ -34,6 +34,13 @@ def evidence(*events: Event, code: int = 137, **more: Any) -> Evidence:
     return Evidence({one.what: one for one in events}, code, Ending(**more), **own)
 
 
+def signalled(*events: Event, **more: Any) -> Evidence:
+    """Return the evidence of a job that runs on after the line of a cancellation."""
+    ending = Ending("cancelled", was_not_requested=True, signalled=True)
+    mine = [*events] or [event("opened")]
+    return replace(evidence_of(mine, FIRST, 1, ending, None), **more)
+
+
 SCRIPT = event("opened", script=True)
 SAVED = {"step": 10, "committed": True}
 BY_TERM = event("stopped", "terminate", **SAVED)  # type: ignore[arg-type]
@@ -165,6 +172,9 @@ def test_every_row_has_a_case() -> None:
         (evidence(code=2), Cause.BAD_INPUT),
         # One node could not start the program: srun's exit code 2 is not the run's.
         (evidence(code=2, diagnosis=NODE), Cause.CRASH),
+        # The line of `scancel --batch --signal=TERM`, long before.
+        (signalled(diagnosis=CRASH), Cause.CRASH),
+        (signalled(BY_TERM, diagnosis=CRASH), Cause.CANCELLED),
         # A cancelled set-up has any exit code.
         (evidence(code=2, word="cancelled"), Cause.CANCELLED),
         # A rank's own error is a crash, even after a suspension.

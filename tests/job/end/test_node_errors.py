@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt
-from hpcrun.diagnose.script_log import ScriptError
+from hpcrun.diagnose.script_log import ScriptError, script_error
 from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
@@ -15,8 +15,9 @@ from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script.end import ScriptEnd, record_end
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import record_failure
+from hpcrun.run.endings import Failure, record_failure, write_failure
 from hpcrun.run.events import Attempt, Cause, record_event
+from hpcrun.run.files import make_log_folder
 
 FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)
 
@@ -208,3 +209,82 @@ def test_mistakes_of_a_script_count_until_it_works(
     assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH)
     assert error.message in found.line
     assert error.where in found.line
+
+
+TRACE = 'Traceback (most recent call last):\n  File "/me/a.py", line 3, in <module>\n    run()\n'
+DURING = "\nDuring handling of the above exception, another exception occurred:\n\n"
+COMPOSED = "hydra.errors.{}: Error in call to target 'torchvision.datasets.ImageFolder':"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        # The clean-up of a sound program after a lost network.
+        (
+            f"{TRACE}torch.distributed.DistNetworkError: The client socket has timed out\n{DURING}"
+            f"{TRACE}ValueError: Default process group has not been initialized\n",
+            Cause.CRASH,
+        ),
+        (f"{TRACE}ValueError: Default process group has not been initialized\n", Cause.BAD_INPUT),
+        # A wrapper names each exception so.
+        (f"{TRACE}{COMPOSED.format('InstantiationException')}\nreset by the server\n", Cause.CRASH),
+        (f"{TRACE}{COMPOSED.format('ConfigCompositionException')}\n", Cause.BAD_INPUT),
+        # A compiler goes around its cache; then the GPU fails.
+        (
+            "W0301 10:00:00 codecache.py:9] Can't pickle <lambda>, bypassing\n"
+            f"{TRACE}RuntimeError: CUDA error: uncorrectable ECC error encountered\n",
+            Cause.CRASH,
+        ),
+        # A handled mistake, and then an exit without a word.
+        ("WARNING: Unexpected key(s) in state_dict: 'head.bias'\n", Cause.CRASH),
+        (f"{TRACE}RuntimeError: No backend type associated with device type cpu\n", Cause.CRASH),
+        (f"{TRACE}AttributeError: 'NoneType' object has no attribute 'shape'\n", Cause.CRASH),
+        (f"{TRACE}OSError: [Errno 122] Disk quota exceeded: 'a.pt'\n", Cause.CRASH),
+        (f"{TRACE}RuntimeError: CUDA error: invalid device ordinal\n", Cause.CRASH),
+        (f"{TRACE}RuntimeError: The NVIDIA driver on your system is too old\n", Cause.CRASH),
+        (f"{TRACE}RuntimeError: CUDA driver version is insufficient for CUDA runtime version\n", Cause.CRASH),
+        (f"{TRACE}socket.gaierror: [Errno -3] Temporary failure in name resolution\n", Cause.CRASH),
+        (f"{TRACE}OSError: [Errno 28] No space left on device: '/tmp/a'\n", Cause.CRASH),
+        (f"{TRACE}OSError: [Errno 116] Stale file handle: '/data/a'\n", Cause.CRASH),
+        (f"{TRACE}huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Unavailable\n", Cause.CRASH),
+        (f"{TRACE}_pickle.UnpicklingError: pickle data was truncated\n", Cause.CRASH),
+        (f"{TRACE}RuntimeError: PytorchStreamReader failed reading zip archive\n", Cause.CRASH),
+        ("FlexNet: Licensed number of users already reached\n", Cause.CRASH),
+    ],
+)  # fmt: skip
+def test_a_start_ends_the_run_only_if_another_would_fail(
+    run: RunDirectory, log: str, cause: Cause
+) -> None:
+    opened(run, FIRST, nodes=1, script=True)
+    record_event(run, "started", attempt=FIRST)
+    logs = run.attempt_logs(FIRST)
+    make_log_folder(logs)
+    (logs / "rank-00000.log").write_text(f"begins\n{log}")
+    end = ScriptEnd(["a.py"], 1, script_error(logs / "rank-00000.log", 1))
+    record_end(logs, 0, end, None)
+    found = finalize(run, FIRST, 1, Budgets(script=True))
+    assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
+
+
+def test_a_node_that_fails_each_first_step_leaves_a_start_elsewhere(run: RunDirectory) -> None:
+    for attempt in (FIRST, SECOND):
+        opened(run, attempt, nodes=1)
+        record_event(run, "started", attempt=attempt, step=500)
+        failed = Failure(0, "n1", time.time(), "RuntimeError", "CUDA error: unspecified launch failure",
+                         "/me/a.py:3", 500, "")  # fmt: skip
+        write_failure(run.attempt_logs(attempt), failed)
+        found = finalize(run, attempt, 1, Budgets())
+        assert found.decision.restart, found.decision.reason
+
+
+def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirectory) -> None:
+    opened(run, FIRST, nodes=1)
+    for what in ("started", "saved"):
+        record_event(run, what, attempt=FIRST, step=500)
+    log = "srun: error: n1: task 0: Exited with exit code 1\n"
+    make_log_folder(run.attempt_logs(FIRST))
+    (run.attempt_logs(FIRST) / "rank-00000.log").write_text(
+        f"{TRACE}ValueError: Default process group has not been initialized\n"
+    )
+    found = finalize(run, FIRST, 1, Budgets(), Ending(log=log))
+    assert (found.cause, found.decision.restart) == (Cause.CRASH, True)

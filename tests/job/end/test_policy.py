@@ -1,5 +1,7 @@
 """The ends that are followed by another start."""
 
+from dataclasses import replace
+
 import pytest
 
 from hpcrun.job.history import AttemptRecord, histories, last_committed
@@ -170,6 +172,29 @@ def test_two_crashes_at_one_step_stop_the_run() -> None:
     assert not told.restart
     assert "2 times at step 5" in told.reason
     assert decide(progress([Cause.CRASH] * 2, crashes=[5, 6]), Budgets()).restart
+
+
+@pytest.mark.parametrize(
+    ("crashes", "passing", "again"),
+    [
+        ((PLACE, PLACE), (False, False), False),
+        (("SIGSEGV", "SIGSEGV"), (False, False), False),
+        # Two causes at one step, such as the first step of each start.
+        ((PLACE, OTHER), (False, False), True),
+        (("SIGKILL", PLACE), (False, False), True),
+        # The file system has failed twice.
+        ((PLACE, PLACE), (True, True), True),
+        ((PLACE, PLACE), (True, False), True),
+    ],
+)
+def test_two_causes_at_one_step_are_not_the_same_failure(
+    crashes: tuple[str, str], passing: tuple[bool, bool], again: bool
+) -> None:
+    records = [
+        replace(record(CRASH, begun=5, committed=None, crash=5), crash=crash, passing=passes)
+        for crash, passes in zip(crashes, passing, strict=True)
+    ]
+    assert decide(records, Budgets()).restart is again
 
 
 def idle(*causes: Cause) -> list[AttemptRecord]:
