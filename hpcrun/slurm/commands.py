@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcrun.config.slurm_options import NAMES
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import JOB_ID
 
@@ -214,16 +215,20 @@ def parse_old_version(text: str) -> str | None:
     return found[1] if found and float(found[2]) < float(OLDEST) else None
 
 
+_LONG_NAMES = NAMES["sbatch"] | NAMES["srun"]
+
+
 def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:
     """Return the value that the last of these options gives to ``--long`` or ``-short``.
 
     An option without a value has "". None: the option is not given. Slurm accepts the first letters of a
-    long name.
+    long name, but no name of another option: `--mem` is not short for `--mem-per-cpu`.
     """
     found = None
     for argument in arguments:
         name, _, value = argument.replace("=", " ", 1).partition(" ")
-        if name == f"--{long}" or (len(name) > 4 and f"--{long}".startswith(name)):
+        is_short = len(name) > 4 and f"--{long}".startswith(name) and name[2:] not in _LONG_NAMES
+        if name == f"--{long}" or is_short:
             found = value
         elif short and argument.startswith(f"-{short}") and not argument.startswith("--"):
             found = argument[2:].lstrip(" =")
