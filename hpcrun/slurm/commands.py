@@ -113,9 +113,9 @@ def scontrol_show_nodes_command() -> list[str]:
     return ["scontrol", "--oneliner", "show", "nodes"]
 
 
-def scontrol_show_partitions_command() -> list[str]:
-    """Build the query for all partitions, one line each."""
-    return ["scontrol", "--oneliner", "show", "partitions"]
+def scontrol_show_partitions_command(*, hide: bool = False) -> list[str]:
+    """Build the query for all partitions, one line each; ``hide``: only those that this user is shown."""
+    return ["scontrol", "--oneliner", *(["--hide"] if hide else []), "show", "partitions"]
 
 
 def _checked(job_id: str) -> str:
@@ -173,10 +173,14 @@ def run(
 
 
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS); fix language and time format."""
+    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS); fix language and time format.
+
+    The answers include hidden partitions, in which Slurm shows no node and no step otherwise.
+    """
     changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
     kept = {name: value for name, value in environ.items() if not name.startswith(changing)}
-    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    everything = dict.fromkeys(("SCONTROL_ALL", "SINFO_ALL", "SQUEUE_ALL"), "1")
+    return kept | everything | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
 def configured(timeout: float = 3.0) -> bool:
