@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hpcrun.run.directory import CALLS
+from hpcrun.run.directory import CALLS, is_own
 from hpcrun.run.files import write_atomic
 
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _value(calls: Path, number: int) -> Any:
     with calls.open("rb") as stream:
-        if os.fstat(stream.fileno()).st_uid != os.geteuid():
+        if not is_own(os.fstat(stream.fileno()), calls):
             raise PermissionError(
                 f"{calls}: belongs to another user, and its call would run as you"
             )

@@ -6,6 +6,7 @@ Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, chapter 10.3). 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -60,6 +61,7 @@ for _name, _pattern in SCALARS.items():
 DEEPEST = 100
 """Levels of nesting in a config."""
 TOO_DEEP = "is nested too deeply for a config"
+_NOT_YAML = "not valid YAML"
 _LONG = 1 << 14
 _MOST_VALUES = 100_000
 TOO_MANY = f"has more than {_MOST_VALUES} values; an alias (*name) repeats all that it names"
@@ -125,7 +127,20 @@ def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
 def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
     """Return the same as `read_yaml` for a JSON text: JSON is YAML, except for tabs and these characters."""
     printed = re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
-    return read_yaml(printed.replace("\t", " "), place)
+    try:
+        return read_yaml(printed.replace("\t", " "), place)
+    except ConfigError as error:
+        if not all(problem.text.startswith(_NOT_YAML) for problem in error.problems):
+            raise
+        # With comments or single quotes it is no JSON either, but YAML reads it.
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as wrong:
+            reason = f"not valid JSON: {wrong.msg} in column {wrong.colno}"
+            raise ConfigError([Problem(place(wrong.lineno), "", reason)]) from None
+        except RecursionError:
+            raise ConfigError([Problem(place(1), "", TOO_DEEP)]) from None
+        raise
 
 
 def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> NoReturn:
@@ -140,7 +155,7 @@ def _refuse_syntax(error: yaml.MarkedYAMLError, place: Callable[[int], str]) -> 
     elif error.context and error.context_mark and mark and error.context_mark.line != mark.line:
         reason = f"{reason} ({error.context} of line {error.context_mark.line + 1})"
     where = place(mark.line + 1 if mark else 1)
-    raise ConfigError([Problem(where, "", f"not valid YAML: {reason}")]) from None
+    raise ConfigError([Problem(where, "", f"{_NOT_YAML}: {reason}")]) from None
 
 
 class _Walk:

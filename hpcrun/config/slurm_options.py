@@ -35,8 +35,8 @@ _OF: dict[Program, str] = {
     "srun": """
         accel-bind async bcast bcast-exclude compress cpu-bind disable-status epilog exact external-launcher
         het-group ignore-signals immediate interactive jobid kill-on-bad-exit label mpi msg-timeout multi-prog
-        no-allocate pack-group preserve-env prolog pty quit-on-interrupt relative send-libs slurmd-debug
-        task-epilog task-prolog threads treewidth unbuffered wait-for-children whole x11
+        no-allocate overlap pack-group preserve-env prolog pty quit-on-interrupt relative send-libs
+        slurmd-debug task-epilog task-prolog threads treewidth unbuffered wait-for-children whole x11
         """,
 }
 NAMES: dict[Program, frozenset[str]] = {

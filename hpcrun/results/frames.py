@@ -58,6 +58,8 @@ class Results:
     def runs(self, *, config: bool = True) -> pd.DataFrame:
         """Return a row for each run: state, Unix times in seconds, and the config as columns (``train.lr``).
 
+        A key of the config with the name of another column gets ``.config`` after it.
+
         Args:
             config: False: without the columns of the config.
         """
@@ -74,7 +76,16 @@ class Results:
                 }
                 for key in frame["run"]
             ]
-            return frame.join(pd.DataFrame(values, index=frame.index), rsuffix=".config")
+            found = pd.DataFrame(values, index=frame.index)
+            taken = {*frame.columns, *found.columns}
+            renamed = {}
+            for name in found.columns.intersection(frame.columns):
+                own = f"{name}.config"
+                while own in taken:
+                    own += ".config"
+                renamed[name] = own
+                taken.add(own)
+            return frame.join(found.rename(columns=renamed))
 
     def metrics(
         self,

@@ -7,6 +7,7 @@ import os
 import pwd
 import shlex
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,6 +223,46 @@ def owner_name(user: int) -> str:
         return f"user {user}"
 
 
+_NEW_FILES: dict[tuple[int, int], int] = {}
+"""The owner that new files have, by device and user."""
+
+
+def is_own(status: os.stat_result, path: Path) -> bool:
+    """Return True if a file or folder is this user's.
+
+    Some mounts show all files as those of one user, such as root or nobody (CIFS, FUSE, NFS for root). There
+    a new file has this owner too. On other mounts, a new file is never another user's.
+
+    Args:
+        status: of the file or folder.
+        path: its path.
+    """
+    return status.st_uid == os.geteuid() or status.st_uid == _owner_of_new_files(status, path)
+
+
+def shows_owners(folder: Path) -> bool:
+    """Return False if a new folder of this user is on a mount that shows it as another user's."""
+    try:
+        status = folder.stat()
+    except OSError:  # not yet made
+        return True
+    return status.st_uid == os.geteuid() or not is_own(status, folder)
+
+
+def _owner_of_new_files(status: os.stat_result, path: Path) -> int | None:
+    user = os.geteuid()
+    if (status.st_dev, user) not in _NEW_FILES:
+        folder = path if stat.S_ISDIR(status.st_mode) else path.parent
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                made = os.fstat(file.fileno())
+        except OSError:
+            return None
+        # Somebody may have put a folder of another mount in its place.
+        _NEW_FILES[made.st_dev, user] = made.st_uid
+    return _NEW_FILES.get((status.st_dev, user))
+
+
 def refuse_foreign(run: RunDirectory) -> None:
     """Refuse a run of another user: commands in its config would run as this user.
 
@@ -229,7 +270,7 @@ def refuse_foreign(run: RunDirectory) -> None:
         RunError: with the remedy.
     """
     for path in (run.path, run.config):
-        if path.stat().st_uid != os.geteuid():
+        if not is_own(path.stat(), path):
             raise RunError(
                 f"{path}: belongs to {owner_name(path.stat().st_uid)}, and commands in its config would run "
                 "as you; if you trust the owner, copy the folder with `cp -r`, and continue the copy"

@@ -154,7 +154,7 @@ def to_event(line: dict[str, Any]) -> Event | None:
             step=step,
             fields={key: value for key, value in line.items() if key not in known},
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

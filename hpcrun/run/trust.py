@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcrun.run.directory import RunDirectory, RunError, owner_name
+from hpcrun.run.directory import RunDirectory, RunError, is_own, owner_name
 from hpcrun.run.files import open_regular, without_hash
 from hpcrun.run.snapshot import Snapshot
 
@@ -109,7 +109,7 @@ def require_own_code(snapshot: Snapshot) -> None:
 
 
 def _require_own(status: os.stat_result, path: Path) -> None:
-    if status.st_uid != os.geteuid():
+    if not is_own(status, path):
         raise ForeignRun(
             f"{path}: belongs to {owner_name(status.st_uid)}, and commands in it would run as you; somebody "
             "may have replaced your run; if you trust the owner, copy the folder with `cp -r`, and continue "

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpcrun.config.slurm_options import NAMES
 from hpcrun.errors import ClusterError
 from hpcrun.slurm.notation import JOB_ID
 
@@ -112,9 +113,9 @@ def scontrol_show_nodes_command() -> list[str]:
     return ["scontrol", "--oneliner", "show", "nodes"]
 
 
-def scontrol_show_partitions_command() -> list[str]:
-    """Build the query for all partitions, one line each."""
-    return ["scontrol", "--oneliner", "show", "partitions"]
+def scontrol_show_partitions_command(*, hide: bool = False) -> list[str]:
+    """Build the query for all partitions, one line each; ``hide``: only those that this user is shown."""
+    return ["scontrol", "--oneliner", *(["--hide"] if hide else []), "show", "partitions"]
 
 
 def _checked(job_id: str) -> str:
@@ -172,10 +173,14 @@ def run(
 
 
 def _plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS); fix language and time format."""
+    """Drop variables that change an answer (SQUEUE_STATES, SLURM_CLUSTERS); fix language and time format.
+
+    The answers include hidden partitions, in which Slurm shows no node and no step otherwise.
+    """
     changing = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
     kept = {name: value for name, value in environ.items() if not name.startswith(changing)}
-    return kept | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    everything = dict.fromkeys(("SCONTROL_ALL", "SINFO_ALL", "SQUEUE_ALL"), "1")
+    return kept | everything | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 
 def configured(timeout: float = 3.0) -> bool:
@@ -214,16 +219,20 @@ def parse_old_version(text: str) -> str | None:
     return found[1] if found and float(found[2]) < float(OLDEST) else None
 
 
+_LONG_NAMES = NAMES["sbatch"] | NAMES["srun"]
+
+
 def given_option(arguments: Sequence[str], long: str, short: str | None = None) -> str | None:
     """Return the value that the last of these options gives to ``--long`` or ``-short``.
 
     An option without a value has "". None: the option is not given. Slurm accepts the first letters of a
-    long name.
+    long name, but no name of another option: `--mem` is not short for `--mem-per-cpu`.
     """
     found = None
     for argument in arguments:
         name, _, value = argument.replace("=", " ", 1).partition(" ")
-        if name == f"--{long}" or (len(name) > 4 and f"--{long}".startswith(name)):
+        is_short = len(name) > 4 and f"--{long}".startswith(name) and name[2:] not in _LONG_NAMES
+        if name == f"--{long}" or is_short:
             found = value
         elif short and argument.startswith(f"-{short}") and not argument.startswith("--"):
             found = argument[2:].lstrip(" =")

@@ -6,7 +6,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcrun import slurm
 
@@ -51,7 +51,8 @@ class Partition:
     """A partition.
 
     ``exclusive``: its jobs get whole nodes. ``max_nodes``: the most nodes of a job, at most all of the
-    partition. ``max_seconds``: its time limit. None: no limit, or not known.
+    partition. ``max_seconds``: its time limit. None: no limit, or not known. ``hidden``: for those who know
+    its name, or for other groups.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Partition:
     limits: PartitionLimits
     max_nodes: int | None = None
     max_seconds: int | None = None
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ class Offer:
     nodes: tuple[NodeResources, ...]
     partitions: tuple[Partition, ...]
     limits: PartitionLimits
+
+    @property
+    def visible(self) -> list[Partition]:
+        """The partitions that Slurm shows to this user."""
+        return [partition for partition in self.partitions if not partition.hidden]
 
 
 def cluster_offer(timeout: float = 10.0) -> Offer | None:
@@ -84,7 +91,13 @@ def cluster_offer(timeout: float = 10.0) -> Offer | None:
             return None
         texts.append(shown.stdout)
     nodes, partitions, config = texts
-    return Offer(parse_nodes(nodes), parse_partitions(partitions), parse_limits(config))
+    found = parse_partitions(partitions)
+    if any(partition.hidden for partition in found):
+        shown = slurm.run(slurm.scontrol_show_partitions_command(hide=True), timeout)
+        if shown.returncode == 0:
+            names = {partition.name for partition in parse_partitions(shown.stdout)}
+            found = tuple(replace(one, hidden=one.name not in names) for one in found)
+    return Offer(parse_nodes(nodes), found, parse_limits(config))
 
 
 def parse_nodes(text: str) -> tuple[NodeResources, ...]:
@@ -120,7 +133,7 @@ def parse_gres(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
-    """Read ``scontrol --oneliner show partitions``."""
+    """Read ``scontrol --oneliner show partitions``; what only some groups may use counts as hidden."""
     lines = (_fields(line) for line in text.splitlines())
     return tuple(
         Partition(
@@ -137,6 +150,7 @@ def parse_partitions(text: str) -> tuple[Partition, ...]:
                 default=None,
             ),
             max_seconds=slurm.seconds(fields.get("MaxTime", "")),
+            hidden=fields.get("Hidden") == "YES" or fields.get("AllowGroups", "ALL") != "ALL",
         )
         for fields in lines
         if "PartitionName" in fields

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -68,6 +69,10 @@ def test_a_run_of_another_user_is_not_continued(
 ) -> None:
     before = content(run)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    # The folder of another user takes no new file.
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda dir: Path(dir, "closed", "x").read_bytes()
+    )
     for command in ([*LINE, "train.lr=0.1"], ["resume", "one"]):
         assert guarded(command) == 2
         assert "commands in its config would run as you" in capsys.readouterr().err

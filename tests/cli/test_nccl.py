@@ -60,8 +60,16 @@ def test_a_config_and_a_run_are_checked_with_their_lines(finished_copy: Path) ->
     assert "c.yaml:4: error: NCCL_ALGO=rings" in out
     assert lint(finished_copy, "done")[0] == 0
     kept = finished_copy / "runs" / "done" / "config.yaml"
-    kept.write_text(text)
-    assert lint(finished_copy, "done")[0] == 1
+    for more in (
+        "- export NCCL_IB_TIMEOUT=50",
+        "- NCCL_DEBUG=WARN\n  - python x.py",
+        "- |\n    export NCCL_IB_TIMEOUT=50",
+    ):
+        kept.write_text(f"job:\n  setup:\n  - module load x\n  {more}\n")
+        out = lint(finished_copy, "done")[1]
+        assert f"{kept}:{5 if '|' in more else 4}: " in out
+    kept.write_text("command: [bash, -c, 'export NCCL_ALGO=rings; python t.py']\n")
+    assert f"{kept}:1: error: NCCL_ALGO=rings" in lint(finished_copy, "done")[1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -87,6 +88,22 @@ def test_json_gives_the_same_config_as_yaml(write: Write) -> None:
     assert load(write(json.dumps(values, indent="\t"), "a.json")) == expected
     assert load(write(json.dumps(values, ensure_ascii=False), "b.json")) == expected
     assert load(write(json.dumps(values).replace("/", "\\/"), "c.json")) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"seed": 1,', "1: not valid JSON: Expecting property name"),
+        ('{"seed": 1}\n{"seed": 2}', "2: not valid JSON: Extra data in column 1"),
+        ('{"seed": 1\n "name": "a"}', "2: not valid JSON: Expecting ',' delimiter in column 2"),
+        ('{"model": ' + "[" * 5000, "1: is nested too deeply"),
+        ('{"seed": 1, "seed": 2}', "1: seed: is given twice"),
+    ],
+)
+def test_broken_json_is_refused_as_json(write: Write, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"a.json:{reason}")):
+        load(write(text, "a.json"))
+    assert load(write("{seed: 2}  # YAML of this form is read too", "b.json")).seed == 2
 
 
 def test_keys_given_twice_are_all_refused_at_every_level(lines: Lines) -> None:

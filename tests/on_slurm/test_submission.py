@@ -39,10 +39,18 @@ def submit(slurm: SlurmCluster, runs: Path, name: str, *more: str) -> "tuple[int
 
 
 def test_a_refusal_quotes_slurm_and_leaves_no_files(slurm: SlurmCluster, runs: Path) -> None:
-    code, _, told = submit(slurm, runs, "nowhere", "--partition", "nope")
+    slurm.admin("scontrol", "update", "PartitionName=urgent", "Hidden=YES")
+    try:
+        code, _, told = submit(slurm, runs, "nowhere", "--partition", "nope")
+        _, _, hidden = submit(slurm, runs, "x", "--partition=urgent", "--nodes=99", "--dry-run")
+    finally:
+        slurm.admin("scontrol", "update", "PartitionName=urgent", "Hidden=NO")
     assert code == 2
     first, second = told.splitlines()
-    assert "Slurm lists no partition nope; there are: batch, urgent" in first
+    assert first.endswith("Slurm lists no partition nope; there are: batch")
+    # Who names a hidden partition gets the check of its limits.
+    assert "no partition" not in hidden
+    assert "in partition urgent, 4" in hidden
     assert second.startswith("hpcrun: sbatch refused: ")
     assert "nvalid partition" in second
     assert not (runs / "nowhere").exists()

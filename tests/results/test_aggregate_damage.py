@@ -77,10 +77,19 @@ def test_a_changed_config_is_named(tmp_path: Path) -> None:
 def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_run: MakeRun) -> None:
     run = make_run("odd", [1.0])
     make_run("good", [1.0])
-    run.record.write_text('{"created": 1' + "0" * 400 + "}")
+    huge = "1" + "0" * 400
+    run.record.write_text(f'{{"created": {huge}, "note": {huge}}}')
+    run.config.write_text(f"model: {{size: {huge}}}\n")
+    with run.events.open("a") as events:
+        events.write(f'{{"time": {huge}, "event": "ended"}}\n{{"event": "x", "n": {huge}}}\n')
     found = collect(tmp_path)
-    assert "cannot be understood" in found.problems[0][2]
-    assert found.rows == 1
+    assert [(file, what) for _, file, what in found.problems] == [
+        ("events.jsonl", "1 damaged line"),
+        ("run.json", "created: is too large, and read as NaN"),
+    ]
+    assert found.rows == 2
+    with ResultsFile(tmp_path / "results.h5") as store:
+        assert store.config("odd")["model.size"] == int(huge)
     for number, (step, loss) in enumerate(((2**70, 1.0), (1e300, 1.0), (3, 10**400))):
         wide = make_run(f"wide-{number}", [1.0])
         append_line(wide.metrics, {"step": step, "loss": loss, "": 1})
@@ -89,7 +98,7 @@ def test_numbers_that_nothing_can_hold_cost_one_run_only(tmp_path: Path, make_ru
     assert named[0].startswith('loss: "1000')
     assert named[0].endswith('…" in line 2 is no number, and read as NaN')
     with ResultsFile(tmp_path / "results.h5") as store:
-        assert store.table("runs")["step"].tolist() == [10, -1, -1, -1, 3]
+        assert store.table("runs")["step"].tolist() == [10, 10, -1, -1, 3]
         odd = store.metrics("wide-2")
         assert odd is not None
         assert np.isnan(odd["loss"][1])

@@ -44,6 +44,18 @@ def test_frames(results: Path) -> None:
     assert found.units["time"] == "s"
 
 
+def test_keys_of_the_config_with_names_of_columns_get_others(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    pytest.importorskip("pandas")
+    make_run("a").config.write_text("run: 1\nrun.config: 2\nstate: 3\n")
+    words = ["aggregate", str(tmp_path / "runs"), "-o", str(tmp_path / "r.h5"), "--processes", "0"]
+    assert guarded(words) == 0
+    (row,) = load_results(tmp_path / "r.h5").runs().to_dict("records")
+    assert (row["run"], row["run.config"], row["run.config.config"]) == ("a", 2, 1)
+    assert (row["state"], row["state.config"]) == ("finished", 3)
+
+
 def test_without_pandas_the_error_names_the_remedy(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -111,6 +112,10 @@ def test_a_run_that_others_control_is_refused(
     with pytest.raises(RunError, match="chmod o-w"):
         find("a", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    # The folder of another user takes no new file.
+    monkeypatch.setattr(
+        tempfile, "TemporaryFile", lambda dir: Path(dir, "closed", "x").read_bytes()
+    )
     with pytest.raises(RunError, match=rf"{run.path}: belongs to .*would run as you.*`cp -r`"):
         refuse_foreign(run)
 

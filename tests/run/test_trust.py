@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.directory import RunDirectory, create
+from hpcrun.config import Config
+from hpcrun.run.directory import RunDirectory, create, shows_owners
 from hpcrun.run.files import HeldFolder
 from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.trust import (
@@ -20,6 +21,7 @@ from hpcrun.run.trust import (
     require_own_code,
     shared_parent_line,
 )
+from hpcrun.slurm.launch.batch_script import batch_request, batch_script
 
 OTHER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -78,6 +80,26 @@ def test_a_run_of_another_user_is_refused(
     for digest in (None, submitted):
         with pytest.raises(ForeignRun, match="belongs to nobody"):
             own_config(run, digest)
+
+
+@as_root
+def test_a_mount_that_shows_one_owner_leaves_the_hash(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted = digest_of(own_config(run))
+    assert shows_owners(run.path)
+    # As if this user had another number, and the mount showed all files as root's.
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert own_config(run, submitted).startswith(b"seed: 1\n")
+    assert own_json(run.record) is not None
+    assert not shows_owners(run.path)
+    assert "-O" not in batch_script(batch_request(run, Config()))
+    run.config.write_text("seed: 2\n")
+    with pytest.raises(ForeignRun, match="not the config that was submitted"):
+        own_config(run, submitted)
+    foreign_folder(run)
+    with pytest.raises(ForeignRun, match="belongs to nobody"):
+        own_config(run, submitted)
 
 
 def test_another_run_of_the_user_in_its_place_is_refused(run: RunDirectory) -> None:

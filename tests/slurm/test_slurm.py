@@ -145,6 +145,8 @@ def test_a_users_defaults_for_squeue_do_not_bend_the_answer(
     seen = dict(line.split("=", 1) for line in slurm.run(["env"]).stdout.splitlines())
     assert "SQUEUE_STATES" not in seen
     assert (seen["SLURM_TIME_FORMAT"], seen["LC_ALL"]) == ("%s", "C")
+    # Without these, the nodes and steps of a hidden partition are missing in the answers.
+    assert {seen[f"{one}_ALL"] for one in ("SINFO", "SQUEUE", "SCONTROL")} == {"1"}
 
 
 def test_an_environment_for_sbatch_is_handed_over_exactly() -> None:

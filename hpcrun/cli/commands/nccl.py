@@ -17,6 +17,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hpcrun.cli.arguments import (
@@ -33,7 +34,7 @@ from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
 from hpcrun.network import agents, tune
 from hpcrun.network.nccl import advise as advice
-from hpcrun.network.nccl.files import Reading, export_findings, read_file, read_text
+from hpcrun.network.nccl.files import Reading, read_file, read_text
 from hpcrun.network.nccl.lint import NcclFinding, by_severity, lint
 from hpcrun.network.nccl.machine import inspect_node
 from hpcrun.network.nccl.rules import (
@@ -141,36 +142,31 @@ def _read(arguments: argparse.Namespace) -> tuple[Reading, str]:
     path = Path(target)
     if not path.is_file():
         directory = find_run_instead(target, runs_dir(arguments), "no such file")
-        return _of_config(directory.config, directory.config.name), directory.name
+        return _of_run(directory.config), directory.name
     reading = read_file(path)
     if path.suffix.lower() in (".yaml", ".yml", ".json") and not reading.settings:
         # A file without a variable may be a broken config, which gets its own line.
-        reading = _of_config(path, target)
+        file_layer(path)
     return reading, target
 
 
-def _of_config(path: Path, name: str) -> Reading:
-    """Return the settings of a config's ``job:`` section: first the lines of ``setup``, then ``env``."""
-    layer = file_layer(path)
+def _of_run(config: Path) -> Reading:
+    """Return the settings of a run's config; the lines of ``job.setup`` are one script."""
+    layer, read = file_layer(config), read_file(config)
     job = layer.values.get("job")
-    if not isinstance(job, Mapping):
-        return Reading()
+    setup = job.get("setup") if isinstance(job, Mapping) else None
+    if not isinstance(setup, list):
+        return read
+    lines = [(number, line) for number, item in enumerate(setup) for line in str(item).split("\n")]
+    script = read_text("\n".join(line for _, line in lines), "")
 
-    def lines(key: str) -> list[str]:
-        return [str(value) for value in job[key]] if isinstance(job.get(key), list) else []
+    def placed(setting: Setting) -> Setting:
+        number, _ = lines[int(setting.where.rpartition(":")[2]) - 1]
+        return replace(setting, where=layer.where.get(f"job.setup.{number}", str(config)))
 
-    setup = read_text("\n".join(lines("setup")), "job.setup")
-    exports = [
-        finding
-        for key in ("srun_args", "sbatch_args")
-        for finding in export_findings(" ".join(lines(key)), f"job.{key}")
-    ]
-    env = job.get("env")
-    own = [
-        Setting(str(key), str(value), layer.where.get(f"job.env.{key}", name))
-        for key, value in (env.items() if isinstance(env, Mapping) else ())
-    ]
-    return Reading((*setup.settings, *own), (*setup.findings, *exports))
+    # What one item sets, another may export.
+    together = [replace(one, setting=placed(one.setting)) for one in script.findings]
+    return Reading(read.settings, (*read.findings, *together))
 
 
 def _print_findings(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hpcrun.job.script.command import script_of
 from hpcrun.job.script.rank_words import knows_ranks, trainer_makes_group, uses_mpi
 
 _LISTENS = "0A"
@@ -35,6 +36,8 @@ class CopyWatch:
             same numbers.
         environ: the variables of the ranks.
         note: called with the line, to record it.
+        launched: a launcher of PyTorch starts ``command``, a script, and listens at the port itself, so only
+            the source counts.
     """
 
     def __init__(
@@ -48,10 +51,11 @@ class CopyWatch:
         after: float = 15.0,
         environ: Mapping[str, str] | None = None,
         note: Callable[[str], None] = lambda _: None,
+        launched: bool = False,
     ) -> None:
         self._environ, self._note = environ, note
         self._command, self._folder, self._logs = command, folder, logs
-        self._port, self._ranks = port, ranks
+        self._port, self._ranks = None if launched else port, ranks
         self._done, self._unknown = ranks == 1, False
         self._next_look, self._due = 0.0, time.monotonic() + after
 
@@ -65,24 +69,30 @@ class CopyWatch:
         if self._done or (now < self._next_look and not ended):
             return
         self._next_look = now + 1.0
-        if is_listening(self._port):
+        if self._port is not None and is_listening(self._port):
             self._done = True
         elif self._unknown:
             self._done = ended
             if ended:
                 self._print(self._line_at_end())
         elif ended or now >= self._due:
-            knows = knows_ranks(self._command, self._folder)
+            knows = knows_ranks(self._with_interpreter(), self._folder)
             self._done, self._unknown = knows is False, knows is not False
             if knows is False:
                 self._print(_SEPARATE)
             elif ended:
                 self.look(ended=True)
 
+    def _with_interpreter(self) -> Sequence[str]:
+        script = script_of(self._command, launched=True) if self._port is None else None
+        if script is None:
+            return self._command
+        return ["python", *self._command[self._command.index(script) :]]
+
     def _line_at_end(self) -> str | None:
         """Return the words about copies if their source knows of ranks or is unknown; None: no evidence."""
         command, folder, logs = self._command, self._folder, self._logs
-        if was_used(self._port):
+        if self._port is None or was_used(self._port):
             return None
         alone = self._environ is not None and not any(map(_is_of_pmi, self._environ))
         if alone and uses_mpi(command, folder) and printed_alike(logs, self._ranks):

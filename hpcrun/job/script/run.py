@@ -123,15 +123,16 @@ def run_script(
         if config.rank == 0:
             progress.note_start()
         copies = None
-        if config.rank == 0 and launcher is None and met.launch_method in ("slurm", "local"):
+        if config.rank == 0 and met.launch_method in ("slurm", "local"):
             copies = CopyWatch(
                 command,
                 Path.cwd(),
                 folder,
                 met.master_port,
-                met.world_size,
+                met.world_size * (launcher.ranks if launcher else 1),
                 environ=environ,
                 note=lambda line: note(run, "copies", attempt, reason=line),
+                launched=launcher is not None,
             )
         watch = ScriptWatch(
             child,

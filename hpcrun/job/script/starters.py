@@ -59,6 +59,11 @@ class RankStarter:
 
 def rank_starter(command: Sequence[str], folder: Path) -> RankStarter | None:
     """Return the first program in ``command``, or in its shell script, that starts ranks."""
+    return next(rank_starters(command, folder), None)
+
+
+def rank_starters(command: Sequence[str], folder: Path) -> Iterator[RankStarter]:
+    """Yield the programs in ``command``, or in its shell script, that start ranks."""
     text = shell_program(command, folder)
     if text is None:
         parts = [(shlex.join(command), command)]
@@ -68,14 +73,14 @@ def rank_starter(command: Sequence[str], folder: Path) -> RankStarter | None:
         own = without_wrappers(words)
         name = Path(own[0]).name if own else ""
         if name in STEP_STARTERS | JOB_STARTERS | MPI_STARTERS:
-            return RankStarter(name, line, own, direct=text is None)
+            yield RankStarter(name, line, own, direct=text is None)
+            continue
         before = _SCRIPT.split(" ".join(words))[0]
         found = _STARTS_RANKS.search(before)
         if found and not _NAMES_ONLY.search(before[: found.start()]):
             name = found[1] or f"python -m {found[2]}"
             direct = text is None and _begins_with(own, name)
-            return RankStarter(name, before, own, direct)
-    return None
+            yield RankStarter(name, before, own, direct)
 
 
 def _begins_with(words: Sequence[str], name: str) -> bool:

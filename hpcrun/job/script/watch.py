@@ -52,7 +52,7 @@ class ScriptWatch:
             silent_after: seconds without output of any rank after which rank 0 records a hang and kills the
                 script; None: never.
             owner_every: seconds between two reads of ``owner.json`` in a small world.
-            copies: prints a line if the ranks are separate trainings; None: another rank or a launcher.
+            copies: prints a line if the ranks are separate trainings; None: another rank.
         """
         self._child, self._run, self._attempt, self._flag = child, run, attempt, flag
         self._signals = {StopReason.TERMINATE: signal.SIGTERM, StopReason.WARNING: warning}

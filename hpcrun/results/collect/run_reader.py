@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,6 +101,12 @@ def read_run(path: str) -> RunData:
         lines = reader.metrics(run.metrics)
         result = reader.document("result", run.result, needed=False)
         reader.data.facts = facts_of(config, identity, events, lines, result)
+        for file, key, value in (
+            (run.record, "created", identity.get("created")),
+            (run.result, "time", result.get("time")),
+        ):
+            if isinstance(value, int) and math.isnan(_number(value)):
+                reader.data.problems.append((file.name, f"{key}: is too large, and read as NaN"))
         if "sweep" in identity:
             reader.data.facts["sweep"] = run.path.parent.name
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -149,7 +157,7 @@ class _Reader:
                 self._problem(path, "was changed after hpcrun wrote it")
             # The results are shared, and the URL of a webhook is a secret.
             values = masked_values(parse_config(text))
-            self.data.documents["config"] = orjson.dumps(values)
+            self.data.documents["config"] = _dumped(values)
         except (ValueError, TypeError, RecursionError) as error:
             self._problem(path, f"is no config: {' '.join(str(error).split())[:200]}")
             return {}
@@ -164,7 +172,7 @@ class _Reader:
         if value is None:
             self._problem(path, "is no JSON object, or its checksum is wrong")
             return {}
-        self.data.documents[name] = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+        self.data.documents[name] = _dumped(value)
         return value
 
     def metrics(self, path: Path) -> ParsedLines:
@@ -333,8 +341,18 @@ def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _dumped(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        # A whole number beyond 64 bits.
+        return json.dumps(value).encode()
+
+
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    with contextlib.suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else float("nan")
+    return float("nan")
 
 
 def _whole(value: Any) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcrun.config import Config, Job, submit_options, to_yaml
 from hpcrun.errors import LaunchError
-from hpcrun.run.directory import RunDirectory
+from hpcrun.run.directory import RunDirectory, shows_owners
 from hpcrun.run.files import with_comment_crc
 from hpcrun.run.trust import digest_of
 from hpcrun.slurm.commands import given_option
@@ -72,7 +72,7 @@ class BatchRequest:
     """The inputs of a batch script. ``python``: the interpreter of the batch step.
 
     ``array``: the tasks of a sweep; ``run`` is then the folder of the sweep. ``submitted``: the digest of the
-    run's config; empty: not known.
+    run's config; empty: not known. ``owners``: False if the file system shows all files as another user's.
     """
 
     run: Path
@@ -80,6 +80,7 @@ class BatchRequest:
     python: str
     array: ArrayTasks | None = None
     submitted: str = ""
+    owners: bool = True
 
 
 # Slurm and submitit replace a % with a letter anywhere in a path by their own numbers. srun does
@@ -94,8 +95,6 @@ _STEP = """\
 runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
 for pause in 5 15 0; do
-    # Who may write to the parent folder may have put another folder in the place of the run.
-    if [ -e {run} ] && [ ! -O {run} ]; then echo "hpcrun: the run is another user's" >&2; exit 2; fi
     stopped=; echo "$SLURMD_NODENAME" >> "$unstarted"
     {step}; code=$?
     # The step has handled the end, or Slurm ends the job. At a reboot of the node the job still runs.
@@ -105,6 +104,10 @@ done
 # The interpreter did not start. Requeue at most twice, perhaps onto another node.
 if [[ "$(wc -l < "$unstarted")" = [36] ]] && runs; then scontrol requeue "{job}"; fi
 exit $code"""
+
+_OWNER = """\
+    # Who may write to the parent folder may have put another folder in the place of the run.
+    if [ -e {run} ] && [ ! -O {run} ]; then echo "hpcrun: the run is another user's" >&2; exit 2; fi"""
 
 # The number of the array is also that of one of its tasks: requeued by it, all tasks would start again.
 _ARRAY_JOB = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
@@ -130,6 +133,7 @@ def batch_request(
         python=sys.executable,
         array=array,
         submitted=submitted,
+        owners=shows_owners(run.path),
     )
 
 
@@ -186,8 +190,10 @@ def _step_lines(request: BatchRequest) -> list[str]:
     if request.array is not None and request.array.submitted:
         lines += ["# The hash of the config of each run.", *request.array.digests]
         words += ' --submitted="${submitted[$SLURM_ARRAY_TASK_ID]}"'
+    head, loop, rest = _STEP.partition("do\n")
+    text = f"{head}{loop}{_OWNER}\n{rest}" if request.owners else _STEP
     return lines + [
-        line.format(step=words, unstarted=begun, job=job, run=run) for line in _STEP.splitlines()
+        line.format(step=words, unstarted=begun, job=job, run=run) for line in text.splitlines()
     ]
 
 

@@ -133,8 +133,10 @@ def gpu_request(job: Job, offer: Offer | None) -> str:
         return "none"
     # If Slurm does not answer, use the form that most sites accept. If only other partitions have
     # GPUs, sbatch refuses the request, which is better than a training on the CPU.
-    without = offer is not None and offer.nodes and not any(node.gpus for node in offer.nodes)
-    return "none" if without else "gpus-per-node"
+    if offer is None or not offer.nodes:
+        return "gpus-per-node"
+    nodes = _nodes_for(job, offer, [*offer.visible, *partitions_for(job, offer)])
+    return "gpus-per-node" if any(node.gpus for node in nodes or offer.nodes) else "none"
 
 
 def node_share(job: Job, offer: Offer) -> CpuAndMemory | None:
@@ -208,7 +210,7 @@ def _nodes_for(
 ) -> list[NodeResources]:
     """Return the nodes of the named partitions, or of ``partitions``; all nodes if none is named."""
     if partitions is None:
-        partitions = partitions_for(job, offer) if partition_names(job) else offer.partitions
+        partitions = partitions_for(job, offer) if partition_names(job) else offer.visible
     names = {partition.name for partition in partitions}
     return [node for node in offer.nodes if names & node.partitions]
 

@@ -17,6 +17,8 @@ PARTITIONS = """\
 PartitionName=short Default=YES MaxNodes=UNLIMITED MaxTime=02:00:00 TotalNodes=4 MaxCPUsPerNode=UNLIMITED
 PartitionName=long Default=NO MaxNodes=2 MaxTime=7-00:00:00 TotalNodes=8 MaxCPUsPerNode=8
 PartitionName=free Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED TotalNodes=64
+PartitionName=secret AllowGroups=lab Default=NO MaxNodes=1 MaxTime=UNLIMITED TotalNodes=64
+PartitionName=shrtt AllowGroups=ALL Hidden=YES MaxNodes=9 MaxTime=01:00:00 TotalNodes=64
 """
 NODES = """\
 NodeName=n1 CPUTot=16 RealMemory=64000 Partitions=short,long
@@ -45,7 +47,9 @@ def told(offer: Offer | None = OFFER, **job: Any) -> list[str]:
         ({"gpus": 12, "cpu": True, "partition": "long"}, ["job.gpus: 12 CPUs", "--gpus 8, or"]),
         ({"mem": "100G"}, ["job.mem: 100G is more", "64000M"]),
         ({"partition": "shrt"}, ["job.partition", "no partition shrt", "short? there are: short, long"]),
-        ({"partition": "short,x"}, ["no partition x; there are"]),
+        ({"partition": "short,x"}, ["no partition x; there are: short, long, free"]),
+        ({"partition": "secret", "nodes": 2}, ["partition secret, 1", "--partition short or long or f"]),
+        ({"partition": "shrtt", "time": "2:00:00"}, ["partition shrtt, 01:00:00", "short or long or fr"]),
     ],
 )  # fmt: skip
 def test_a_request_that_does_not_fit_gets_a_line(job: dict[str, Any], parts: list[str]) -> None:

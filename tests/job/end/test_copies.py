@@ -147,6 +147,28 @@ def test_equal_numbers_of_all_ranks_mean_copies(
     assert not same_numbers(folder, 3)
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "lines"),
+    [
+        (TRAINS, ["train.py"], 1),
+        (TRAINS, ["--max-restarts", "0", "train.py", "--lr", "1"], 1),
+        (TRAINS + "import unheard_of\n", ["train.py"], 0),
+        (TRAINS + "import accelerate\naccelerator = accelerate.Accelerator()\n", ["train.py"], 0),
+        (TRAINS, ["-m", "package.train"], 0),
+    ],
+)
+def test_copies_under_a_launcher_are_found_by_their_source(
+    folder: Path, text: str, words: list[str], lines: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "train.py").write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as launcher:
+        port = launcher.getsockname()[1]
+        watch = CopyWatch(words, folder, folder, port, 4, after=0.0, launched=True)
+        watch.look(ended=True)
+        watch.look(ended=True)
+    assert capfd.readouterr().err.count(f"{' '.join(words)}: 4 {LINE}") == lines
+
+
 MPI_PROGRAM = "from mpi4py import MPI\nprint(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)\n"
 LIGHTNING = "import lightning as L\nL.Trainer(max_epochs=1).fit(model, data)\n"
 

@@ -194,3 +194,9 @@ def test_options_are_found_in_all_their_forms() -> None:
     assert given_option(["--exclusive"], "exclusive") == ""
     assert given_option(["--exclude=n1"], "exclusive") is None
     assert given_option(["--gres-flags=x"], "gres") is None
+    for given, longer in (
+        ("--mem=1G", "mem-per-cpu"),
+        ("--gpus=2", "gpus-per-node"),
+        ("--ntasks=2", "ntasks-per-node"),
+    ):
+        assert given_option([given], longer) is None

@@ -13,11 +13,13 @@ from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config.slurm_options import joined_words, parse_options
 from hpcrun.job.script.starters import (
     JOB_STARTERS,
+    LAUNCHERS,
     MPI_STARTERS,
     PYTHON,
+    SHELLS,
     STEP_STARTERS,
     RankStarter,
-    rank_starter,
+    rank_starters,
     read_script,
     shell_program,
 )
@@ -36,6 +38,14 @@ _COUNTS = {
 _RENDEZVOUS_VARIABLES = frozenset({"PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"})
 _CONFIG_FILE = re.compile(r"--config[-_]file[ =](\S+)")
 _SEVERAL_MACHINES = re.compile(r"^\s*[\"']?num_machines[\"']?\s*:\s*(?!1\b)\d", re.MULTILINE)
+_PRINT = frozenset({"-V", "-h", "--help", "--usage", "--version"})
+# Words of `accelerate launch`, `uv run torchrun` and `python -m torch.distributed.run`.
+_PARTS_OF_NAMES = frozenset(
+    """
+    accelerate accelerate.commands.launch deepspeed launch run torch.distributed.launch
+    torch.distributed.run torchrun
+    """.split()  # noqa: SIM905
+)
 _PROGRAM = re.compile(r"(?:python(?:3(?:\.\d+)?)?|.*\.(?:py|sh))")
 
 
@@ -44,11 +54,8 @@ def nested_steps(submission: Submission) -> Iterator[Concern]:
     found = _starter(submission)
     if found is None or found.name not in STEP_STARTERS:
         return
-    options, program = _split(found.words)
-    shares = any(option.name == "overlap" for option in parse_options("srun", options))
-    shares = shares or "SLURM_OVERLAP" in " ".join(
-        [*submission.config.command, *submission.config.job.env]
-    )
+    _, program = _split(found.words)
+    shares = _shares_the_step(submission, found)
     if shares and submission.copies == 1:
         return
     what = (
@@ -56,9 +63,12 @@ def nested_steps(submission: Submission) -> Iterator[Concern]:
         if shares
         else "an srun inside a step waits for the resources of this step"
     )
+    remedy = f"write the command without srun: -- {program or 'COMMAND'}"
+    if not found.direct and _is_helper(program):
+        remedy = f"write this line without srun: {program}"
     yield Concern(
         f"{shlex.join(found.words)[:80]}: hpcrun starts the command with srun, once per rank; {what}; "
-        f"write the command without srun: -- {program or 'COMMAND'}",
+        f"{remedy}",
         refused=found.direct and not shares,
     )
 
@@ -194,7 +204,41 @@ def _starter(submission: Submission) -> RankStarter | None:
     config = submission.config
     if not config.command or config.job.launcher is not None:
         return None
-    return rank_starter(config.command, submission.folder)
+    found = rank_starters(config.command, submission.folder)
+    return next(
+        (one for one in found if not (_only_prints(one) or _is_helping_step(submission, one))), None
+    )
+
+
+def _only_prints(found: RankStarter) -> bool:
+    """Return True for ``torchrun --help`` and the like: options only, and the last prints a text."""
+    *options, last = found.words[1:] or [""]
+    started = [word for word in options if not (word.startswith("-") or word in _PARTS_OF_NAMES)]
+    return last in _PRINT and not started
+
+
+def _is_helping_step(submission: Submission, found: RankStarter) -> bool:
+    """Return True for a line such as ``srun --overlap nvidia-smi`` in a script, which ends by itself."""
+    return (
+        not found.direct
+        and found.name in STEP_STARTERS
+        and _is_helper(_split(found.words)[1])
+        and _shares_the_step(submission, found)
+    )
+
+
+def _shares_the_step(submission: Submission, found: RankStarter) -> bool:
+    options, _ = _split(found.words)
+    if any(option.name == "overlap" for option in parse_options("srun", options)):
+        return True
+    return "SLURM_OVERLAP" in " ".join([*submission.config.command, *submission.config.job.env])
+
+
+def _is_helper(program: str) -> bool:
+    """Return True for a program of the system: no interpreter, launcher, shell, variable or path."""
+    name = program.partition(" ")[0]
+    trains = PYTHON.fullmatch(name) or name in SHELLS | LAUNCHERS
+    return bool(re.fullmatch(r"[a-z][\w-]*", name)) and not trains
 
 
 def _has_own_rendezvous(submission: Submission, found: RankStarter) -> bool:

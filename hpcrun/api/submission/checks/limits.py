@@ -24,10 +24,11 @@ def beyond_the_partition(submission: Submission) -> Iterator[Concern]:
         return
     known = [partition.name for partition in offer.partitions]
     missing = [name for name in partition_names(job) or () if name not in known]
+    shown = [partition.name for partition in offer.visible]
     for name in missing:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, shown, n=1)
         meant = f"did you mean {near[0]}? " if near else ""
-        listed = ", ".join(known[:_SHOWN]) + (" …" if len(known) > _SHOWN else "")
+        listed = ", ".join(shown[:_SHOWN]) + (" …" if len(shown) > _SHOWN else "")
         yield Concern(
             f"Slurm lists no partition {name}; {meant}there are: {listed}", "job.partition"
         )
@@ -49,7 +50,7 @@ def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterato
     if asked is None or None in limits or asked <= most:
         return
     others = [
-        one.name for one in offer.partitions if one.max_seconds is None or one.max_seconds >= asked
+        one.name for one in offer.visible if one.max_seconds is None or one.max_seconds >= asked
     ]
     yield Concern(
         f"{job.time} is more than the limit of {_names(partitions)}, {_clock(most)}, so the job may never "
@@ -64,9 +65,7 @@ def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterat
     asked = job.min_nodes + job.spares
     if None in limits or asked <= most:
         return
-    others = [
-        one.name for one in offer.partitions if one.max_nodes is None or one.max_nodes >= asked
-    ]
+    others = [one.name for one in offer.visible if one.max_nodes is None or one.max_nodes >= asked]
     spares = f" with {job.spares} spare nodes" if job.spares else ""
     yield Concern(
         f"{job.nodes}{spares} is more than a job can have in {_names(partitions)}, {most}, so the job may "
