@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hpcrun.diagnose.literals import cover, literals
+from hpcrun.diagnose.literals import Grams, literals
 from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, wrapper_in
 
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
@@ -25,9 +25,10 @@ Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
 _FILES = (
-    *("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch"),
-    "signals",
+    *("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "compile", "python"),
+    *("torch", "libraries", "signals"),
 )
+_FAMILIES = ("families", "families-general")
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
 """Characters: for longer messages, only the known words are repeated."""
@@ -85,7 +86,7 @@ def _compiled(pattern: str) -> "re.Pattern[str]":
 @functools.cache
 def entries() -> tuple[KnownMessage, ...]:
     """Return all entries, the more specific ones first; the files are read only once."""
-    return tuple(_read())
+    return tuple(_read(*_FILES))
 
 
 @functools.cache
@@ -96,43 +97,49 @@ def phrases(name: str) -> "re.Pattern[str]":
 
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
-    low = line.lower()
-    return any(word in low for word in _index())
+    return bool(_index().found(line.lower()))
 
 
-# An expression with a text in lower case that its matches contain, and its place in the order of strength.
-_Known = tuple[str, int, KnownMessage, str]
+# The place of an entry in the order of strength, the entry, and one of its expressions.
+_Known = tuple[int, KnownMessage, str]
 
 
 @functools.cache
-def _index() -> dict[str, list[_Known]]:
-    """Return the expressions of all entries by a word that every match contains."""
+def _index() -> Grams[_Known]:
+    """Return the expressions of all entries by the texts that their matches contain."""
     # Among equal entries the order stays: the files list specific messages before general ones.
     ordered = sorted(entries(), key=lambda entry: -entry.level)
-    known = [
-        (text, place, entry, pattern)
+    return Grams(
+        (text, (place, entry, pattern))
         for place, entry in enumerate(ordered)
         for pattern, texts in zip(entry.pattern, entry.required, strict=True)
         for text in texts
-    ]
-    index: dict[str, list[_Known]] = {word: [] for word in cover(text for text, *_ in known)}
-    for one in known:
-        index[next(word for word in index if word in one[0])].append(one)
-    return index
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def match(line: str) -> KnownMessage | None:
     """Return the strongest entry that matches within ``line``, or None."""
-    low, index = line.lower(), _index()
-    possible = [
-        (place, entry, pattern)
-        for word in [word for word in index if word in low]
-        for text, place, entry, pattern in index[word]
-        if text in low
-    ]
-    possible.sort(key=lambda one: one[0])
+    possible = sorted(_index().found(line.lower()), key=lambda one: one[0])
     return next((entry for _, entry, pattern in possible if _compiled(pattern).search(line)), None)
+
+
+def family(line: str, frames: str = "") -> KnownMessage | None:
+    """Return the family of an error that no entry knows, such as all errors of a missing package.
+
+    Only a line that is known to be an error has a family; the expressions match ordinary output too.
+
+    Args:
+        line: the line of the error.
+        frames: the last lines of its traceback, which some families require.
+    """
+    known = (one for one in _families() if one.search(line))
+    return next((one for one in known if _compiled(one.frames).search(frames)), None)
+
+
+@functools.cache
+def _families() -> tuple[KnownMessage, ...]:
+    return tuple(_read(*_FAMILIES))
 
 
 def of_traceback(entry: KnownMessage | None, frames: str) -> KnownMessage | None:
@@ -190,8 +197,8 @@ def _load(name: str) -> Any:
     return yaml.load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), loader)
 
 
-def _read() -> Iterator[KnownMessage]:
-    for name in _FILES:
+def _read(*names: str) -> Iterator[KnownMessage]:
+    for name in names:
         for entry in _load(name):
             lists = {key: tuple(entry.get(key, ())) for key in ("pattern", "instead")}
             yield KnownMessage(**{**entry, **lists})

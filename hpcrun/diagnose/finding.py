@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalog import RETRY_WORDS, Retry
+from hpcrun.diagnose.catalog import RETRY_WORDS, Retry, family
 from hpcrun.diagnose.causes import LOG_ENDS
+from hpcrun.diagnose.frames import place
 from hpcrun.diagnose.mistakes import is_of_site, is_told
 from hpcrun.diagnose.read_log import LogLine
 from hpcrun.diagnose.sightings import UNKNOWN, Sighting, Sightings
@@ -39,8 +40,8 @@ _OURS = "hpcrun: the attempt ended: "
 class FailureFinding:
     """The initiating cause of a failure.
 
-    ``id``: the entry of the catalog; ``exception`` for an error of Python that is in no entry; ``unknown`` if
-    only the last line with an error is known.
+    ``id``: the entry or the family of the catalog; ``exception`` for an error of Python that has none;
+    ``unknown`` if only the last line with an error is known.
     ``confidence``: high for a message that names the cause by itself, medium for one that may follow from
     another failure, low for the first trace of an unknown failure. ``ranks``: all with the same message.
     ``cascade``: the other ranks with errors. ``folded``: the number of resulting lines, for each
@@ -154,12 +155,14 @@ class _Choice:
         folded = self._folded(best)
         if best.scheduler:
             notes += self._survived(best)
+        known = best.entry or family(best.line.text, best.frames)
+        cause = known.cause if known else _UNEXPLAINED[best.id]
         finding = FailureFinding(
-            id=best.id,
-            kind=best.entry.kind if best.entry else "program",
-            cause=best.entry.cause if best.entry else f"{_UNEXPLAINED[best.id]}: {text}",
-            remedy=best.entry.remedy if best.entry else "read the log around this line",
-            retry=best.entry.retry if best.entry else "unlikely",
+            id=known.id if known else best.id,
+            kind=known.kind if known else "program",
+            cause=cause if best.entry else f"{cause}: {text}{place(best.frames, text)}",
+            remedy=known.remedy if known else "read the log around this line",
+            retry=known.retry if known else "unlikely",
             confidence=_CONFIDENCE.get(best.level, "low") if best.entry else "low",
             rank=rank,
             node=node,

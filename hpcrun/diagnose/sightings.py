@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hpcrun.diagnose.catalog import KnownMessage, match, may_match, named, of_traceback, phrases
+from hpcrun.diagnose.catalog import KnownMessage, match, named, of_traceback, phrases
 from hpcrun.diagnose.collectives import Positions
 from hpcrun.diagnose.progress import Progress, is_warning
 from hpcrun.diagnose.read_log import LogLine
@@ -23,6 +23,8 @@ _UNRAISED = ("Exception ignored in", "--- Logging error ---")
 # The exception ends a thread; the program continues.
 _THREAD = "Exception in thread "
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# Each expression of phrases.yaml for errors has one of them.
+_ERROR_WORDS = ("error", "fatal", "exception", "interrupt", "critical", "what()", "check failed")
 _MOST_SIGHTINGS = 20_000
 _LONGEST = 4000
 _DIGITS = str.maketrans("", "", "0123456789")
@@ -31,6 +33,8 @@ _ALIKE = 64
 _MOST_SHAPES = 50_000
 _MOST_FRAMES = 400
 """Lines of a traceback."""
+_KEPT_FRAMES = 2000
+"""Characters at its end."""
 # The policy of hpcrun requeues by itself.
 _OWN_REQUEUE = re.compile(r"^hpcrun: (?:\S+: )?restart \d+ after ")
 _REQUEUED = "slurm-requeued"
@@ -47,6 +51,7 @@ class Sighting:
     ``before``: steps, rows and lines of the log before the line. ``raised``: the line ends a traceback.
     ``quiet``: the line itself is only a warning. ``lead``: the first line of the same refusal.
     ``lines``: the number of later lines that show that the program continued; None: no number does.
+    ``frames``: the last frames of the traceback that an unknown error ends.
     """
 
     line: LogLine
@@ -58,6 +63,7 @@ class Sighting:
     unknown: bool = False
     lead: LogLine | None = None
     lines: int | None = None
+    frames: str = ""
 
     @property
     def level(self) -> int:
@@ -97,9 +103,9 @@ class _Kind:
 
 def _kind_of(text: str) -> _Kind:
     head = text[:_LONGEST]
-    known = may_match(text)
-    entry = match(head) if known else None
-    error = known and entry is None and bool(phrases("error").search(head[:400]))
+    entry = match(head)
+    error = entry is None and _is_error(head[:400])
+    known = error or entry is not None
     refusal = phrases("refusal").match(text)
     output = (
         not (entry or error) and bool(text.strip()) and not phrases("advice").search(head[:400])
@@ -118,6 +124,11 @@ def _kind_of(text: str) -> _Kind:
     return _Kind(
         entry, known, handled, warning, error, refusal[1] if refusal else "", lines, output
     )
+
+
+def _is_error(text: str) -> bool:
+    low = text.lower()
+    return any(word in low for word in _ERROR_WORDS) and bool(phrases("error").search(text))
 
 
 class _Kinds:
@@ -205,8 +216,9 @@ class Sightings:
             return
         if not certain and kind.handled:
             return
-        entry = kind.entry
-        if entry is not None and (frames := self._frames_of(line)):
+        entry, frames = kind.entry, ""
+        if entry is not None or raised:
+            frames = self._frames_of(line)
             entry = of_traceback(entry, frames)
         quiet = not certain and kind.warning
         lines = _LIBRARY_LINES if ended == "thread" else None if certain else kind.lines
@@ -220,7 +232,7 @@ class Sightings:
             if "ank " in line.text:
                 self.positions.add(line.text, line.rank)
         elif certain:
-            self._keep(sighting)
+            self._keep(replace(sighting, frames=frames[-_KEPT_FRAMES:]))
         elif not quiet and kind.error:
             progress.failed = self._order
             self._unknown = replace(sighting, unknown=True)

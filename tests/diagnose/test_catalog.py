@@ -18,7 +18,7 @@ def _read(*names: str) -> list[Any]:
 
 
 EXCERPTS: dict[str, str] = {}
-for part in _read("catalog", "catalog-2", "catalog-3", "catalog-4"):
+for part in _read("catalog", *(f"catalog-{n}" for n in range(2, 6))):
     EXCERPTS |= part
 HEALTHY: dict[str, str] = _read("healthy")[0]
 UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for item in part]

@@ -1,5 +1,7 @@
 """The initiating error is found among its consequences and the teardown, on any rank and node."""
 
+import pytest
+
 from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.read_log import LogLine, labeled
 
@@ -246,3 +248,82 @@ def test_labels_of_launchers_name_rank_and_node() -> None:
     assert labeled("[rank3]: boom", "rank-00009.log", 1, rank=9).rank == 9
     assert labeled("2024-04-18 10:46:28,089 boom", "x", 1).time is not None
     assert labeled("[2024-99-99 10:46:28] boom", "x", 1).time is None
+
+
+@pytest.mark.parametrize(
+    ("error", "family"),
+    [
+        ("ImportError: colors needs extra parts. Run `pip install colors[all]`", "package-missing"),
+        ("ValueError: sharding requires torch >= 2.9", "package-version"),
+        ("KeyError: 'qwen9_moe'", "package-version"),
+        ("RuntimeError: num_samples should be a positive integer value, got 0", "data-empty"),
+        ("ZeroDivisionError: division by zero", "data-empty"),
+        ("ValueError: Expected more than 1 value per channel, got [1, 8]", "batch-of-one"),
+        ("RuntimeError: No GPU found on this host", "no-gpu-for-rank"),
+        ("RuntimeError: \"mul_cpu\" not implemented for 'Half'", "op-not-implemented"),
+        ("RuntimeError: all states must be on the same device", "tensor-mismatch"),
+        ("NotImplementedError: Cannot copy out of meta tensor", "meta-tensor"),
+        ("OSError: Incorrect path of the vocabulary: /data/vocab", "path-missing"),
+        ("ValueError: too many values to unpack (expected 2)", "value-unpack"),
+        ("TypeError: '<' not supported between instances of 'float' and 'str'", "number-as-text"),
+        ("AssertionError: the tokenizer must be specified", "option-invalid"),
+        ("KeyError: 'color'", "key-missing"),
+        ("IndexError: list index out of range", "index-range"),
+        ("NameError: name 'color' is not defined", "name-missing"),
+        ("OSError: AF_UNIX path too long", "temporary-path"),
+        ("TypeError: cannot multiply a color", "value-types"),
+        ("ValueError: the data of call 9 is broken", "exception"),
+    ],
+)
+def test_an_unknown_error_gets_its_family_and_the_place(error: str, family: str) -> None:
+    found = cause(
+        "Traceback (most recent call last):",
+        '  File "/home/me/project/train.py", line 7, in main',
+        "    run()",
+        '  File "/env/lib/python3.11/site-packages/lib/x.py", line 1, in check',
+        error,
+    )
+    assert (found.id, found.confidence) == (family, "low")
+    assert found.cause.endswith(
+        f"{error} (project/train.py:7 in main, raised in lib/x.py:1 in check)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "words"),
+    [
+        (
+            ['  File "data.py", line 4, in read', "    assert len(names) > 3"],
+            "AssertionError",
+            ("assertion", "AssertionError (`assert len(names) > 3`, data.py:4 in read)"),
+        ),
+        (
+            ['  File "go.py", line 2, in main', '    size = os.environ["TEAM"]'],
+            "KeyError: 'TEAM'",
+            ("variable-missing", "KeyError: 'TEAM' (go.py:2 in main)"),
+        ),
+        (
+            ['  File "go.py", line 2, in main', "    model.load_state_dict(state['net'])"],
+            "KeyError: 'net'",
+            ("state-missing", "KeyError: 'net' (go.py:2 in main)"),
+        ),
+        (
+            [
+                '  File "go.py", line 2, in <module>',
+                "    import colors",
+                '  File "/e/lib/python3.11/site-packages/colors/a.py", line 5, in <module>',
+                "    tint = base.tint()",
+            ],
+            "TypeError: tint() takes a shade",
+            (
+                "import-conflict",
+                "TypeError: tint() takes a shade (go.py:2, raised in colors/a.py:5)",
+            ),
+        ),
+    ],
+)
+def test_the_frames_of_a_traceback_decide_the_family(
+    frames: list[str], error: str, words: tuple[str, str]
+) -> None:
+    found = cause("Traceback (most recent call last):", *frames, error)
+    assert (found.id, found.cause.partition(": ")[2]) == words
