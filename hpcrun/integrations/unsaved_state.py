@@ -31,6 +31,7 @@ from hpcrun.integrations.random_state import generators_in
 from hpcrun.integrations.state_marks import (
     GENERATORS,
     is_iterator,
+    is_spinner,
     is_suspended,
     mark_of,
     reaches,
@@ -43,6 +44,7 @@ _LIBRARIES = tuple(
 _DEPTH, _LONGEST, _MOST, _NAMED = 5, 100, 3000, 3
 _SIMULATED = re.compile(r"env|sim|world|game|board|arena|market|system|process|dynamic", re.I)
 _MEASURES = re.compile(r"clock|logger|meter|metric|profil|progress|stopwatch|timer", re.I)
+_STEERS = re.compile(r"adapt|anneal|coef|control|curricul|sched|scaler|scaling|temper", re.I)
 _SHOWS = {"locals", "vars", "eval", "exec", "f_locals", "breakpoint"}
 _GYMS = ("gym", "gymnasium", "pettingzoo", "dm_env", "stable_baselines3", "torchrl")
 _METRICS = ("torchmetrics", "torcheval", "ignite")
@@ -111,6 +113,10 @@ class UnsavedState:
             elif self._steps < 2 or not is_iterator(one.value):
                 self._marks[id(one.value)] = one.value, mark
         changed = list({one.name: one for one in changed}.values())
+        if any(isinstance(one.value, GENERATORS) for one in changed):
+            # Those of other loaders, such as that of a validation.
+            read = _read_by_loaders()
+            changed = [one for one in changed if id(one.value) not in read]
         self._named |= {one.name for one in changed}
         return _line(changed)
 
@@ -140,7 +146,7 @@ class UnsavedState:
         for one in gc.get_objects():
             if id(one) in exact or not (type(one) is itertools.cycle or _is_running(one)):
                 continue
-            if type(one) is itertools.cycle and not reaches(one, _is_ours):
+            if type(one) is itertools.cycle and not (is_spinner(one) or reaches(one, _is_ours)):
                 found.append(Carried("itertools.cycle(…)", "an iterator", one))
             elif _is_running(one) and not reaches(one, _is_ours):
                 place = f"{Path(one.gi_code.co_filename).name}:{one.gi_code.co_firstlineno}"
@@ -223,7 +229,7 @@ class _Look:
             return ""
         if is_iterator(value):
             # A number of steps, which many loops keep in an integer.
-            if isinstance(value, itertools.count | itertools.repeat):
+            if isinstance(value, itertools.count | itertools.repeat) or is_spinner(value):
                 return ""
             passive = package in ("csv", "_csv", "tqdm", "rich", "os", "posix", "hpcrun")
             ours = passive or kind is types.GeneratorType or reaches(value, _is_ours)
@@ -232,10 +238,15 @@ class _Look:
             return "a memory, deque" if any(_has_arrays(one) for one in [*value][:3]) else ""
         if any(one.__module__.partition(".")[0] in _GYMS for one in kind.__mro__):
             return f"an environment, {shown}" if hasattr(value, "step") else ""
-        if not _is_users_class(kind) or self._holds_saved(value) or _MEASURES.search(shown):
+        if not _is_users_class(kind) or self._holds_saved(value):
+            return ""
+        if hasattr(value, "patience"):
+            return f"a rule to stop, {shown}"
+        if _MEASURES.search(shown):
             return ""
         if callable(getattr(value, "state_dict", None)):
-            return f"an object with state_dict(), {shown}"
+            steers = callable(getattr(value, "step", None)) or _STEERS.search(shown)
+            return f"an object with state_dict(), {shown}" if steers or not _counts(value) else ""
         if callable(getattr(value, "step", None)) and (
             callable(getattr(value, "reset", None)) or _SIMULATED.search(f"{name} {shown}")
         ):
@@ -352,6 +363,32 @@ def _read_by_us() -> list[Any]:
         level = [part for one in level for part in gc.get_referents(one) if is_iterator(part)]
         found += level
     return found
+
+
+def _read_by_loaders() -> set[int]:
+    """Return the ids of the generators in all DataLoaders and their parts."""
+    loaders = [one for one in gc.get_objects() if issubclass(type(one), DataLoader)]
+    parts = [
+        part
+        for one in loaders
+        for part in (one.generator, one.dataset, one.collate_fn, one.sampler, one.batch_sampler)
+    ]
+    own = [part for part in parts if isinstance(part, GENERATORS)]
+    return {id(one) for one in [*own, *generators_in(*parts)]}
+
+
+def _counts(value: Any, depth: int = 3) -> bool:
+    """Return True for an object that holds numbers and texts only, such as a meter."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 0
+    if _is_plain(value) or isinstance(value, np.generic | torch.device | torch.dtype | Path):
+        return True
+    parts = value if isinstance(value, list | tuple | set | deque) else None
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    parts = held.values() if parts is None and held is not None else parts
+    if parts is None or not depth:
+        return False
+    return all(_counts(one, depth - 1) for one in itertools.islice(parts, _LONGEST))
 
 
 def _is_plain(value: Any) -> bool:
