@@ -67,7 +67,10 @@ def test_the_pages_import_from_the_public_modules_only(page: Path) -> None:
             continue
         assert module in ("hpcrun", "hpcrun.config")
         known = vars(importlib.import_module(module))["__all__"]
-        assert set(re.findall(r"\w+", names)) <= {*known, *(NOT_BY_STAR if module == "hpcrun" else ())}
+        assert set(re.findall(r"\w+", names)) <= {
+            *known,
+            *(NOT_BY_STAR if module == "hpcrun" else ()),
+        }
     for name in re.findall(r"`hpcrun\.(\w+)[(`]", text):
         assert name in {*NAMES, "config"}
     # A module that is run as a command is no import.

@@ -139,7 +139,9 @@ def is_spinner(value: Any) -> bool:
         texts += [one for one in below if isinstance(one, str)]
         parts = [one for one in below if isinstance(one, list | tuple) or is_iterator(one)]
         below = [part for one in parts for part in gc.get_referents(one)]
-        if any(not isinstance(one, str | int | list | tuple) and not is_iterator(one) for one in below):
+        if any(
+            not isinstance(one, str | int | list | tuple) and not is_iterator(one) for one in below
+        ):
             return False
     # A text that a cycle has been given as a whole has the characters.
     return bool(texts) and all(len(one) == 1 or not re.search(r"\w\w", one) for one in texts)

@@ -37,6 +37,7 @@ from hpcrun.integrations.state_marks import (
     reaches,
 )
 
+_PASS = "hpcrun.resumable(..., {word}={name})"
 _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -65,10 +66,13 @@ class UnsavedState:
     Args:
         saved: the objects that checkpoints have, by name.
         loaders: the DataLoaders of the training; generators of their parts are reseeded for each batch.
+        remedy: the call that saves a further object, with ``{word}`` and ``{name}``.
     """
 
-    def __init__(self, saved: dict[str, Any], loaders: Iterable[Any]) -> None:
-        self._objects = saved
+    def __init__(
+        self, saved: dict[str, Any], loaders: Iterable[Any], *, remedy: str = _PASS
+    ) -> None:
+        self._objects, self._remedy = saved, remedy
         parts = [
             part
             for one in loaders
@@ -118,7 +122,7 @@ class UnsavedState:
             read = _read_by_loaders()
             changed = [one for one in changed if id(one.value) not in read]
         self._named |= {one.name for one in changed}
-        return _line(changed)
+        return _line(changed, self._remedy)
 
     def _look(self, frames: list[types.FrameType], keep: Any, exact: set[int]) -> list[Carried]:
         known = self._saved | exact | {id(one) for one in _inside([keep])}
@@ -454,7 +458,7 @@ def _pickled(keep: Any) -> bytes:
     return b"".join(map(_pickled, items)) if isinstance(items, list | tuple) else b""
 
 
-def _line(changed: list[Carried]) -> str:
+def _line(changed: list[Carried], remedy: str) -> str:
     if not changed:
         return ""
     shown = ", ".join(f"{one.name} ({one.kind})" for one in changed[:_NAMED])
@@ -463,7 +467,7 @@ def _line(changed: list[Carried]) -> str:
     remedies = []
     if given:
         word = re.sub(r"\W+", "_", given[0].name.removeprefix("self.")).strip("_")
-        remedies.append(f"pass such objects too: hpcrun.resumable(..., {word}={given[0].name})")
+        remedies.append(f"pass such objects too: {remedy.format(word=word, name=given[0].name)}")
     if len(given) < len(changed):
         remedies.append(
             "an iterator starts again after a resume: iterate state.batches(loader) of a DataLoader, or an "

@@ -55,9 +55,9 @@ class Accumulation:
         if not dropped:
             return ""
         return (
-            f"training_step: call {dropped + 1} of {self.calls} has raised an exception, and the training goes "
-            f"on, so the gradients of {dropped} earlier calls are dropped, and this call is the first of an "
-            "optimizer step; check the batch before the call, and skip it on all ranks"
+            f"training_step: call {dropped + 1} of {self.calls} has raised an exception, and the training "
+            f"goes on, so the gradients of {dropped} earlier calls are dropped, and this call is the first of "
+            "an optimizer step; check the batch before the call, and skip it on all ranks"
         )
 
     def require_none(self, form: str) -> None:
