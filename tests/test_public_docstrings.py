@@ -41,7 +41,7 @@ def objects() -> Iterator[tuple[str, Any]]:
     """Yield every public function and class; for an instance its class."""
     for name in MODULES:
         module = importlib.import_module(name)
-        for public in module.__all__:
+        for public in {*module.__all__, *vars(module).get("_HOMES", ())} - {"open"}:
             found = getattr(module, public)
             plain = isinstance(found, type) or inspect.isfunction(found)
             yield f"{name}.{public}", found if plain else type(found)

@@ -89,7 +89,7 @@ def _module(name: str) -> str:
     module = importlib.import_module(name)
     lines = [f"# API reference: {name}", "", (module.__doc__ or "").partition("\n")[0], ""]
     homes: dict[str, str] = getattr(hpcrun, "_HOMES", {}) if module is hpcrun else {}
-    for public in sorted(module.__all__, key=str.lower):
+    for public in sorted({*module.__all__, *homes}, key=str.lower):
         if public.startswith("_"):
             continue
         home, _, inside = homes.get(public, name).partition(":")

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from hpcrun.checkpoint.lone_save import watch_saves
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.errors import CheckpointError
@@ -45,6 +46,8 @@ def folder_engine(
         host_memory: gigabytes (10^9 bytes) of host memory per rank for a snapshot; None: half of the free
             memory.
     """
+    if ranks.world_size > 1:
+        watch_saves()
     prune = pruning(store, retention or Retention())
 
     def after_commit(step: int) -> None:

@@ -1,6 +1,7 @@
 """Exact resume for training loops with Accelerate: ``state = exact_resume(accelerator)``."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from hpcrun.integrations.session import (
     refuse_in_a_line,
     require_first,
 )
+from hpcrun.integrations.unsaved_state import UnsavedState
 from hpcrun.integrations.wandb import continue_wandb_run
+
+_REGISTER = "accelerator.register_for_checkpointing"
 
 
 class ExactState:
@@ -59,6 +63,17 @@ class ExactState:
             facts={"gradient_accumulation_steps": accelerator.gradient_accumulation_steps},
         )
         self.steps = self.epoch = 0
+        given = {
+            "accelerator": accelerator,
+            "state": self,
+            **_numbered("model", accelerator._models),
+            **_numbered("optimizer", accelerator._optimizers),
+            **_numbered("scheduler", accelerator._schedulers),
+            **_numbered("registered", accelerator._custom_objects),
+        }
+        self._unsaved = UnsavedState(
+            given, accelerator._dataloaders, remedy=f"{_REGISTER}({{name}}), with state_dict()"
+        )
         self._limit: int | None = None
         self._saved: int | None = None
         self._resumed: dict[str, int] = {}
@@ -135,6 +150,8 @@ class ExactState:
         if not self._accelerator.sync_gradients:
             return
         self.steps += 1
+        if line := self._unsaved.step(sys._getframe(1), None):
+            self._session.say(line)
         reason = self._session.reason(self.steps)
         if reason or self.steps % self._every == 0:
             self._save()
@@ -245,6 +262,10 @@ def exact_shard(loader: Any, name: str) -> ExactBase:
         synchronize_rng_states(["generator"], loader.synchronized_generator)
     loader.base_dataloader = exact = ExactBase(loader.base_dataloader, name=name)
     return exact
+
+
+def _numbered(name: str, values: list[Any]) -> dict[str, Any]:
+    return {f"{name}{number}": value for number, value in enumerate(values)}
 
 
 def _require_exact(accelerator: Any, every: int, keep: int) -> None:

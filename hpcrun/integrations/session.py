@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
+from hpcrun.checkpoint.lone_save import watch_saves
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
@@ -203,6 +204,8 @@ class FolderSession(Stop):
     def __init__(self, root: Path, *, keep: int | None, facts: dict[str, Any]) -> None:
         super().__init__()
         size = self.ranks.world_size
+        if size > 1:
+            watch_saves()
         commits = replace(self.ranks, group=new_control_group() if size > 1 else None)
         facts = {"the number of ranks": size, **facts}
         self.folders = CheckpointFolders(root, self.ranks, commits, keep=keep, facts=facts)

@@ -4,6 +4,7 @@ import gc
 import inspect
 import itertools
 import random
+import re
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -127,6 +128,23 @@ def is_iterator(value: Any) -> bool:
     """Return True for an iterator, also one of C such as ``itertools.cycle``."""
     kind = type(value)
     return hasattr(kind, "__next__") and hasattr(kind, "__iter__")
+
+
+def is_spinner(value: Any) -> bool:
+    """Return True for a cycle of characters, such as those of a progress bar or a plot."""
+    if type(value) is not itertools.cycle:
+        return False
+    below, texts = gc.get_referents(value), list[str]()
+    for _ in range(3):
+        texts += [one for one in below if isinstance(one, str)]
+        parts = [one for one in below if isinstance(one, list | tuple) or is_iterator(one)]
+        below = [part for one in parts for part in gc.get_referents(one)]
+        if any(
+            not isinstance(one, str | int | list | tuple) and not is_iterator(one) for one in below
+        ):
+            return False
+    # A text that a cycle has been given as a whole has the characters.
+    return bool(texts) and all(len(one) == 1 or not re.search(r"\w\w", one) for one in texts)
 
 
 def _may_move(value: Any) -> bool:

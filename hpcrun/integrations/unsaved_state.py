@@ -31,11 +31,13 @@ from hpcrun.integrations.random_state import generators_in
 from hpcrun.integrations.state_marks import (
     GENERATORS,
     is_iterator,
+    is_spinner,
     is_suspended,
     mark_of,
     reaches,
 )
 
+_PASS = "hpcrun.resumable(..., {word}={name})"
 _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -43,6 +45,7 @@ _LIBRARIES = tuple(
 _DEPTH, _LONGEST, _MOST, _NAMED = 5, 100, 3000, 3
 _SIMULATED = re.compile(r"env|sim|world|game|board|arena|market|system|process|dynamic", re.I)
 _MEASURES = re.compile(r"clock|logger|meter|metric|profil|progress|stopwatch|timer", re.I)
+_STEERS = re.compile(r"adapt|anneal|coef|control|curricul|sched|scaler|scaling|temper", re.I)
 _SHOWS = {"locals", "vars", "eval", "exec", "f_locals", "breakpoint"}
 _GYMS = ("gym", "gymnasium", "pettingzoo", "dm_env", "stable_baselines3", "torchrl")
 _METRICS = ("torchmetrics", "torcheval", "ignite")
@@ -63,10 +66,13 @@ class UnsavedState:
     Args:
         saved: the objects that checkpoints have, by name.
         loaders: the DataLoaders of the training; generators of their parts are reseeded for each batch.
+        remedy: the call that saves a further object, with ``{word}`` and ``{name}``.
     """
 
-    def __init__(self, saved: dict[str, Any], loaders: Iterable[Any]) -> None:
-        self._objects = saved
+    def __init__(
+        self, saved: dict[str, Any], loaders: Iterable[Any], *, remedy: str = _PASS
+    ) -> None:
+        self._objects, self._remedy = saved, remedy
         parts = [
             part
             for one in loaders
@@ -111,8 +117,12 @@ class UnsavedState:
             elif self._steps < 2 or not is_iterator(one.value):
                 self._marks[id(one.value)] = one.value, mark
         changed = list({one.name: one for one in changed}.values())
+        if any(isinstance(one.value, GENERATORS) for one in changed):
+            # Those of other loaders, such as that of a validation.
+            read = _read_by_loaders()
+            changed = [one for one in changed if id(one.value) not in read]
         self._named |= {one.name for one in changed}
-        return _line(changed)
+        return _line(changed, self._remedy)
 
     def _look(self, frames: list[types.FrameType], keep: Any, exact: set[int]) -> list[Carried]:
         known = self._saved | exact | {id(one) for one in _inside([keep])}
@@ -140,7 +150,7 @@ class UnsavedState:
         for one in gc.get_objects():
             if id(one) in exact or not (type(one) is itertools.cycle or _is_running(one)):
                 continue
-            if type(one) is itertools.cycle and not reaches(one, _is_ours):
+            if type(one) is itertools.cycle and not (is_spinner(one) or reaches(one, _is_ours)):
                 found.append(Carried("itertools.cycle(…)", "an iterator", one))
             elif _is_running(one) and not reaches(one, _is_ours):
                 place = f"{Path(one.gi_code.co_filename).name}:{one.gi_code.co_firstlineno}"
@@ -223,7 +233,7 @@ class _Look:
             return ""
         if is_iterator(value):
             # A number of steps, which many loops keep in an integer.
-            if isinstance(value, itertools.count | itertools.repeat):
+            if isinstance(value, itertools.count | itertools.repeat) or is_spinner(value):
                 return ""
             passive = package in ("csv", "_csv", "tqdm", "rich", "os", "posix", "hpcrun")
             ours = passive or kind is types.GeneratorType or reaches(value, _is_ours)
@@ -232,10 +242,15 @@ class _Look:
             return "a memory, deque" if any(_has_arrays(one) for one in [*value][:3]) else ""
         if any(one.__module__.partition(".")[0] in _GYMS for one in kind.__mro__):
             return f"an environment, {shown}" if hasattr(value, "step") else ""
-        if not _is_users_class(kind) or self._holds_saved(value) or _MEASURES.search(shown):
+        if not _is_users_class(kind) or self._holds_saved(value):
+            return ""
+        if hasattr(value, "patience"):
+            return f"a rule to stop, {shown}"
+        if _MEASURES.search(shown):
             return ""
         if callable(getattr(value, "state_dict", None)):
-            return f"an object with state_dict(), {shown}"
+            steers = callable(getattr(value, "step", None)) or _STEERS.search(shown)
+            return f"an object with state_dict(), {shown}" if steers or not _counts(value) else ""
         if callable(getattr(value, "step", None)) and (
             callable(getattr(value, "reset", None)) or _SIMULATED.search(f"{name} {shown}")
         ):
@@ -354,6 +369,32 @@ def _read_by_us() -> list[Any]:
     return found
 
 
+def _read_by_loaders() -> set[int]:
+    """Return the ids of the generators in all DataLoaders and their parts."""
+    loaders = [one for one in gc.get_objects() if issubclass(type(one), DataLoader)]
+    parts = [
+        part
+        for one in loaders
+        for part in (one.generator, one.dataset, one.collate_fn, one.sampler, one.batch_sampler)
+    ]
+    own = [part for part in parts if isinstance(part, GENERATORS)]
+    return {id(one) for one in [*own, *generators_in(*parts)]}
+
+
+def _counts(value: Any, depth: int = 3) -> bool:
+    """Return True for an object that holds numbers and texts only, such as a meter."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 0
+    if _is_plain(value) or isinstance(value, np.generic | torch.device | torch.dtype | Path):
+        return True
+    parts = value if isinstance(value, list | tuple | set | deque) else None
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+    parts = held.values() if parts is None and held is not None else parts
+    if parts is None or not depth:
+        return False
+    return all(_counts(one, depth - 1) for one in itertools.islice(parts, _LONGEST))
+
+
 def _is_plain(value: Any) -> bool:
     return value is None or isinstance(
         value,
@@ -417,7 +458,7 @@ def _pickled(keep: Any) -> bytes:
     return b"".join(map(_pickled, items)) if isinstance(items, list | tuple) else b""
 
 
-def _line(changed: list[Carried]) -> str:
+def _line(changed: list[Carried], remedy: str) -> str:
     if not changed:
         return ""
     shown = ", ".join(f"{one.name} ({one.kind})" for one in changed[:_NAMED])
@@ -426,7 +467,7 @@ def _line(changed: list[Carried]) -> str:
     remedies = []
     if given:
         word = re.sub(r"\W+", "_", given[0].name.removeprefix("self.")).strip("_")
-        remedies.append(f"pass such objects too: hpcrun.resumable(..., {word}={given[0].name})")
+        remedies.append(f"pass such objects too: {remedy.format(word=word, name=given[0].name)}")
     if len(given) < len(changed):
         remedies.append(
             "an iterator starts again after a resume: iterate state.batches(loader) of a DataLoader, or an "

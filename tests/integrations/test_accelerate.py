@@ -111,3 +111,55 @@ def test_ranks_with_different_seeds_share_the_samples(again, tmp_path, rank):
     state = exact_resume(accelerator, tmp_path)
     mine = [int(one) for batch in state.batches(loader) for one in batch]
     assert sorted(one for part in gathered(mine) for one in part) == list(range(16))
+
+
+class Stopping:
+    """A rule to stop that the loop asks in each step."""
+
+    def __init__(self):
+        self.patience, self.waited = 50, 0
+
+    def ask(self):
+        self.waited += 1
+        return self.waited > self.patience
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+def carry(folder, *, registered):
+    """Train with a rule to stop. An assert in here would hide the variables from hpcrun."""
+    from accelerate import Accelerator
+
+    from hpcrun.integrations.accelerate import exact_resume
+
+    accelerator, stopping, net = Accelerator(cpu=True), Stopping(), nn.Linear(2, 1)
+    plain = torch.optim.SGD(net.parameters(), lr=0.1)
+    rate = torch.optim.lr_scheduler.ExponentialLR(plain, 0.9)
+    lines = DataLoader(torch.rand(16, 2), 2, shuffle=True)
+    model, optimizer, schedule, loader = accelerator.prepare(net, plain, rate, lines)
+    if registered:
+        accelerator.register_for_checkpointing(stopping)
+    state = exact_resume(accelerator, folder)
+    for _ in state.epochs(2):
+        for x in state.batches(loader):
+            accelerator.backward(model(x).square().mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            stopping.ask()
+            state.step()
+
+
+@ranks(2)
+def test_what_a_loop_carries_gets_a_line(again, tmp_path, capfd, rank):
+    for registered in (False, True):
+        again()
+        carry(tmp_path / str(registered), registered=registered)
+        said = [line for line in capfd.readouterr().err.splitlines() if "hpcrun:" in line]
+        assert len(said) == (not registered and rank == 0), said
+        remedy = "accelerator.register_for_checkpointing(stopping), with state_dict()"
+        assert all("stopping (a rule to stop" in line and remedy in line for line in said)

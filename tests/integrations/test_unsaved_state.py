@@ -164,7 +164,55 @@ def a_schedule(folder):
     steps(state, lambda: (given["optimizer"].step(), scheduler.step()))
 
 
+class EarlyStopping:
+    def __init__(self):
+        self.patience, self.best, self.waited = 3, 9.0, 0
+
+    def __call__(self, loss):
+        self.best, self.waited = min(loss, self.best), self.waited + (loss > self.best)
+
+
+class AdaptiveController:
+    def __init__(self):
+        self.value = 0.1
+
+    def update(self):
+        self.value *= 0.9
+
+    def state_dict(self):
+        return vars(self)
+
+
+class Averages(AdaptiveController):
+    def __init__(self):
+        self.value = torch.ones(3)
+
+
+def a_rule_to_stop(folder):
+    stopping = EarlyStopping()
+    steps(hpcrun.resumable(**parts(), folder=folder), lambda: stopping(random.random()))
+
+
+def a_coefficient(folder):
+    controller = AdaptiveController()
+    steps(hpcrun.resumable(**parts(), folder=folder), controller.update)
+
+
+def averages(folder):
+    shadow = Averages()
+    steps(hpcrun.resumable(**parts(), folder=folder), shadow.update)
+
+
+def a_cycle_of_files(folder):
+    files = itertools.cycle(["part-0.npy", "part-1.npy", "x"])
+    steps(hpcrun.resumable(**parts(), folder=folder), lambda: next(files))
+
+
 CARRIED = {
+    a_rule_to_stop: r"stopping \(a rule to stop, EarlyStopping\)",
+    a_coefficient: r"controller \(an object with state_dict\(\), AdaptiveController\)",
+    averages: r"shadow \(an object with state_dict\(\), Averages\)",
+    a_cycle_of_files: r"files \(an iterator, cycle\)",
     a_generator: r"rng \(a random generator, Generator\): changes .*rng=rng\)",
     a_generator_of_torch_in_a_dict: r"draws\['noise'\] \(a random generator",
     a_generator_of_a_module: r"DRAWS \(a random generator, RandomState\)",
@@ -322,9 +370,60 @@ def measuring_loop(folder):
     steps(state, lambda: (timer.step(), next(number)))
 
 
+class Stats:
+    def __init__(self):
+        self.total, self.each, self.device = 0.0, defaultdict(list), torch.device("cpu")
+
+    def update(self, value):
+        self.total += value
+        self.each["loss"].append(torch.tensor(value))
+
+    def state_dict(self):
+        return {"total": self.total, "each": dict(self.each)}
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+def spinning_loop(folder):
+    spinner, colors = itertools.cycle("|/-\\"), itertools.cycle(["r", "g"])
+    marks, stats = itertools.cycle(["⠋", "⠙", " ."]), Stats()
+    state = hpcrun.resumable(**parts(), folder=folder)
+    steps(state, lambda: ([next(one) for one in (spinner, colors, marks)], stats.update(0.5)), 8)
+
+
+def validating_loop(folder):
+    order, draws = torch.Generator(), np.random.default_rng(0)
+    held = TensorDataset(torch.rand(6, 2))
+    seen = Noisy()
+    seen.draws = draws
+    validation = DataLoader(held, batch_size=2, shuffle=True, generator=order)
+    other = DataLoader(seen, batch_size=2)
+    single = endless(DataLoader(held, batch_size=1, shuffle=True))
+    state = hpcrun.resumable(**parts(), folder=folder)
+
+    def work():
+        [list(one) for one in (validation, other)]
+        if state.steps % 3 == 2:
+            next(single)
+
+    steps(state, work, 8)
+
+
 @forked
 @pytest.mark.parametrize(
-    "program", [usual_loop, object_loop, passed_loop, kept_loop, measuring_loop]
+    "program",
+    [
+        usual_loop,
+        object_loop,
+        passed_loop,
+        kept_loop,
+        measuring_loop,
+        spinning_loop,
+        validating_loop,
+    ],
 )
 def test_usual_loops_get_no_line(program, tmp_path, capsys):
     program(tmp_path)

@@ -81,7 +81,7 @@ def test_a_checkpoint_between_calls_keeps_each_rank_s_gradients(rank, tmp_path, 
     assert [other.training_step(batch, loss).updated for batch in given[:3]] == [False, False, True]
 
 
-def test_weights_and_errors_between_calls():
+def test_weights_and_errors_between_calls(capsys):
     made = AMPTrainer(Net(), adamw, device="cpu", accumulation_steps=2)
     (batch,) = batches(0, 1)
     with pytest.raises(ValueError, match="weights need the micro-batches of an optimizer step in"):
@@ -90,4 +90,12 @@ def test_weights_and_errors_between_calls():
     with pytest.raises(TypeError):
         made.training_step(batch, lambda model: model)
     # The failed call may have left a part of its gradients.
+    assert "hpcrun:" not in capsys.readouterr().err
     assert [made.training_step(batch, loss).updated for _ in range(2)] == [False, True]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hpcrun: training_step: call 2 of 2 has raised an exception")
+    # No earlier call, no line.
+    with pytest.raises(TypeError):
+        made.training_step(batch, lambda model: model)
+    assert not made.training_step(batch, loss).updated
+    assert "hpcrun:" not in capsys.readouterr().err

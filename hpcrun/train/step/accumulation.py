@@ -22,6 +22,7 @@ class Accumulation:
         if not isinstance(calls, int) or calls < 1:
             raise ValueError(f"accumulation_steps={calls!r} is not a whole number from 1 on")
         self.calls, self._gate = calls, gate
+        self._dropped = 0
 
     @property
     def begins(self) -> bool:
@@ -42,6 +43,22 @@ class Accumulation:
     def restart(self) -> None:
         """Forget the calls since the last optimizer step."""
         self._gate.accumulated = 0
+
+    def fail(self) -> None:
+        """Drop the gradients of the earlier calls, because a call has raised an exception."""
+        self._dropped = self._gate.accumulated
+        self.restart()
+
+    def told(self) -> str:
+        """Return a line about gradients that :meth:`fail` has dropped, once; empty without any."""
+        dropped, self._dropped = self._dropped, 0
+        if not dropped:
+            return ""
+        return (
+            f"training_step: call {dropped + 1} of {self.calls} has raised an exception, and the training "
+            f"goes on, so the gradients of {dropped} earlier calls are dropped, and this call is the first of "
+            "an optimizer step; check the batch before the call, and skip it on all ranks"
+        )
 
     def require_none(self, form: str) -> None:
         """Raise UserError between the calls of an optimizer step: ``form`` cannot hold the gradients."""

@@ -15,6 +15,7 @@ from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.config import AMPConfig
 from hpcrun.devices.accelerator import default_device
 from hpcrun.errors import UserError
+from hpcrun.printing import say_aside
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.prepare import Preparation, prepare
 from hpcrun.train.parallel.given_wrapper import require_one_process, warn_of_copies
@@ -272,7 +273,7 @@ class AMPTrainer(TrainerCheckpoints):
             value = self._backward(micro_batches, computed, factors)
             return self._update(value)
         except Exception as error:
-            self.accumulation.restart()
+            self.accumulation.fail()
             if not self.steps:
                 add_hint(error, batch, own_loss=loss is not None)
             self._explain(error)
@@ -336,6 +337,9 @@ class AMPTrainer(TrainerCheckpoints):
                 "and weights to a trainer without accumulation_steps"
             )
         self._before_step(micro_batches, loss)
+        # Here, because the program may as well end with the exception.
+        if line := self.accumulation.told():
+            say_aside(f"hpcrun: {line}")
         if self.accumulation.begins:
             self._clear()
         self._weights = weights or ()
