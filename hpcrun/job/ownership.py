@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcrun import exit_codes
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
 from hpcrun.ranks.launchers import job_id, scheduler

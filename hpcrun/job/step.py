@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hpcrun import slurm
+from hpcrun import exit_codes, slurm
 from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
     BatchJob,

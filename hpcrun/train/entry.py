@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.config import Config
@@ -25,7 +26,6 @@ from hpcrun.errors import (
     error_on_all_ranks,
     is_mistake,
 )
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt

@@ -19,6 +19,7 @@ from hpcrun.api.submission.code import keep_code
 from hpcrun.api.submission.plan import SubmissionPlan, identity
 from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
 from hpcrun.run.directory import RunDirectory, RunError
@@ -198,9 +199,6 @@ def refuse_live(run: RunDirectory) -> None:
         )
 
 
-_INTERRUPTED = 130
-
-
 def run_here(run: RunDirectory) -> int:
     """Train ``run`` in this process and return its exit code.
 
@@ -232,5 +230,5 @@ def _train_here(run: RunDirectory) -> int:
     try:
         return train_here(run.path)
     except KeyboardInterrupt:
-        finalize(run, attempt, _INTERRUPTED, None, Ending("cancelled"))
+        finalize(run, attempt, INTERRUPTED, None, Ending("cancelled"))
         raise

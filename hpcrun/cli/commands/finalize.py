@@ -13,7 +13,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.job.in_place import attempt_obstacle
 from hpcrun.job.scheduler_view import Ending, batch_log

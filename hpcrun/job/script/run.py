@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrun import exit_codes
 from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script.command import Launcher

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from hpcrun import exit_codes
 from hpcrun.config import Config
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
