@@ -1,7 +1,6 @@
 """A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -269,7 +268,7 @@ def wait_until(
 
 def carry_out(plan: SubmissionPlan) -> None:
     """Submit the run of ``plan``, unless it is finished; train it here if the executor is ``debug``."""
-    if plan.finished is None and plan.carry_out() is None:
-        from hpcrun.api.submission.handover import run_here
+    from hpcrun.api.submission.handover import hand_over, run_here
 
+    if plan.finished is None and hand_over(plan) is None:
         run_here(plan.run)
