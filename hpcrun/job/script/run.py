@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun import exit_codes
+from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job.history import starts_before
@@ -41,7 +42,6 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.local.job_files import script_environment
-from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
 
 _ENDS: Mapping[int, End] = {exit_codes.DONE: "done", exit_codes.UNFINISHED: "stopped"}
 

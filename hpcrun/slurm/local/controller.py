@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import AGAIN_IN_PLACE, UNFINISHED
 from hpcrun.run import memory_keeper
@@ -42,7 +43,7 @@ from hpcrun.slurm.local.job_files import (
     step_environment,
     write_status,
 )
-from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent, node_setup_script
+from hpcrun.slurm.node_setup import node_setup_script
 
 
 @dataclass
