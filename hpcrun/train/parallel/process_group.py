@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, WRITERS, wait_until_idle
+from hpcrun.checkpoint.sharded.engine import WRITERS
+from hpcrun.checkpoint.sharded.idle_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.devices import require_given_gpus, visible_gpus
 from hpcrun.errors import ClusterError, NotTrainable
