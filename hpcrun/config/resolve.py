@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from hpcrun.config.conflicts import idle_keys, sharing_contradictions
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.problems import (
@@ -22,7 +23,7 @@ from hpcrun.config.problems import (
 )
 from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
-from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
+from hpcrun.config.shape import known_keys
 from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
