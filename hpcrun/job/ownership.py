@@ -8,7 +8,7 @@ Such a start would discard the training so far without a message.
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hpcrun import exit_codes
 from hpcrun.config import Config, load_resolved
@@ -27,14 +27,12 @@ from hpcrun.slurm.answers import is_over
 
 def load_own(
     run: RunDirectory,
-    report: Callable[[str], None] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """Return the run's config after the check of its owner; no process of a job reads it in another way.
 
     Args:
         run: the run directory.
-        report: gets a line if the file has keys of an earlier version, which are ignored.
         environ: has the digest of the submitted config, if it is known.
 
     Raises:
@@ -42,7 +40,7 @@ def load_own(
         UserError: the file is not a resolved config.
         OSError: the file cannot be read, for example because a file server does not answer.
     """
-    return load_resolved(run.config, report, own_config(run, environ.get(SUBMITTED)))
+    return load_resolved(run.config, own_config(run, environ.get(SUBMITTED)))
 
 
 class Occupied(UserError):

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from hpcrun.job.ownership import Occupied, load_own
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script.command import Launcher, launching_python
 from hpcrun.job.script.run import ScriptTerms, run_script
-from hpcrun.printing import say, say_aside
+from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (
     interface_variables,
@@ -116,14 +116,11 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     try:
         if not run.exists():
             raise RunError(f"{path}: no such run; make it with `hpcrun submit`")
-        ignored: list[str] = []
-        config = _own_config(run, ignored.append)
+        config = _own_config(run)
         # A program that this rank starts may train another run.
         os.environ.pop(SUBMITTED, None)
         enter_folder(run)
         distributed = describe(config)
-        if distributed.rank == 0:
-            say(*(f"hpcrun: {line}" for line in ignored))
         by_hand = scheduler(os.environ) == "direct"
         job = _job_by_hand(run, config, distributed) if by_hand else distributed.job_id
     except ForeignRun as error:
@@ -148,10 +145,10 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _own_config(run: RunDirectory, report: Callable[[str], None] | None = None) -> Config:
+def _own_config(run: RunDirectory) -> Config:
     """Return the config of a run of this user; raises UserError."""
     try:
-        return load_own(run, report)
+        return load_own(run)
     except OSError as error:
         raise RunError(f"{run.config}: cannot be read: {error.strerror}; check the disk") from error
 

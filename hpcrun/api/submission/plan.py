@@ -150,7 +150,7 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     """
     from hpcrun.api.submission.continuing import finished_result
 
-    config = load_resolved(run.config, lambda line: say_aside(f"hpcrun: {line}"))
+    config = load_resolved(run.config)
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])
