@@ -15,7 +15,6 @@ from hpcrun.config import Config, load_resolved
 from hpcrun.errors import UserError
 from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
-from hpcrun.ranks.launchers import job_id, scheduler
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
@@ -23,6 +22,7 @@ from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
 from hpcrun.run.trust import SUBMITTED, own_config
 from hpcrun.slurm.answers import is_over
+from hpcrun.slurm.placement import job_id, scheduler
 
 
 def load_own(

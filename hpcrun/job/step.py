@@ -37,7 +37,6 @@ from hpcrun.job.step_process import STOP_SIGNALS, go_on, on_stop_signals
 from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.kill_ranks import end_sruns
 from hpcrun.nodes.step_nodes import JobShape
-from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
 from hpcrun.run.directory import RunDirectory
@@ -52,6 +51,7 @@ from hpcrun.slurm.batch_environment import (
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
 from hpcrun.slurm.own_script import restart_problems, script_text
+from hpcrun.slurm.placement import job_id
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.

@@ -39,7 +39,6 @@ from hpcrun.ranks.interfaces import (
     interface_variables,
     own_interfaces,
 )
-from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.attempt import IN_PLACE, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record
@@ -48,6 +47,7 @@ from hpcrun.run.events import Attempt, job_of_process, note, read_events
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
+from hpcrun.slurm.placement import read_placement, scheduler
 from hpcrun.train.position import Position
 
 

@@ -34,7 +34,6 @@ from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidates, wanted_ports
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
@@ -42,6 +41,7 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.local.job_files import script_environment
+from hpcrun.slurm.placement import LOOPBACK, step_hosts
 
 _ENDS: Mapping[int, End] = {exit_codes.DONE: "done", exit_codes.UNFINISHED: "stopped"}
 

@@ -23,11 +23,11 @@ from hpcrun.ranks.addresses import bound_address, listen, outward_address, wante
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.ranks.launchers import LOOPBACK
 from hpcrun.ranks.tree_group import TreeGroup, new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
+from hpcrun.slurm.placement import LOOPBACK
 from hpcrun.train.parallel.ended_ranks import leave_ranks
 from hpcrun.train.parallel.hosts import (
     binds_loopback,
