@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcrun.api.open_run import open_run as open
     from hpcrun.api.run import Run, wait_any
-    from hpcrun.api.run import open_run as open
     from hpcrun.api.submission.submitting import map_array, submit
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
@@ -130,7 +130,7 @@ _HOMES = {
     "load_results": "hpcrun.results.frames",
     "map_array": "hpcrun.api.submission.submitting",
     "named_parameters": "hpcrun.checkpoint.state.tree",
-    "open": "hpcrun.api.run:open_run",
+    "open": "hpcrun.api.open_run:open_run",
     "report": "hpcrun.run.reports",
     "resumable": "hpcrun.integrations.resumable",
     "scaled_lr": "hpcrun.train.learning_rate",

@@ -9,7 +9,9 @@ def run(*words: str) -> NoReturn:
     try:
         from hpcrun.cli.main import main
     except KeyboardInterrupt:
-        sys.exit(130)
+        from hpcrun.exit_codes import INTERRUPTED
+
+        sys.exit(INTERRUPTED)
     main([*words, *sys.argv[1:]])
 
 

@@ -19,7 +19,7 @@ PAGES = [
 FOLDERS = "hpcrun|tests|tools|docs|configs|sbatch|\\.ci|\\.github"
 REFERENCE = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)(?::([\w.]+))?`")
 # Open to every package.
-SHARED = {"drafts", "errors", "printing"}
+SHARED = {"descendants", "drafts", "errors", "exit_codes", "printing"}
 
 
 def code(page: Path) -> str:

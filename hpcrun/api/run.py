@@ -1,7 +1,6 @@
 """A run as an object: its state, its results, its logs, and methods to end and to continue it."""
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,14 +8,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from hpcrun.api.interrupts import wait_for_ends
 from hpcrun.api.logs import log_name, require_log
-from hpcrun.api.places import handle, runs_folder
+from hpcrun.api.places import handle
 from hpcrun.api.run_status import row_of
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
-from hpcrun.run.directory import CALLS, RunDirectory, find
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.slurm.launch import jobs, stopping
@@ -44,15 +43,6 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 _LOOK = 0.5
-
-
-def run_at(directory: RunDirectory) -> "Run":
-    """Return the run in ``directory``, as a `FunctionRun` if a Python function runs there."""
-    if any((folder / CALLS).is_dir() for folder in (directory.path, directory.path.parent)):
-        from hpcrun.api.functions import FunctionRun
-
-        return FunctionRun(directory)
-    return Run(directory)
 
 
 class Run:
@@ -276,23 +266,9 @@ def wait_until(
         time.sleep(min(next(pause), left))
 
 
-@refusing
-def open_run(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] | None = None) -> Run:
-    """Return the run that ``run`` names.
-
-    Args:
-        run: the name of a run, or the path of a run directory.
-        runs_dir: the folder of the runs; None: ``$HPCRUN_RUNS``, else ``./runs``.
-
-    Raises:
-        UserError: there is no such run, or other users may write to it.
-    """
-    return run_at(find(os.fspath(run), runs_folder(runs_dir)))
-
-
 def carry_out(plan: SubmissionPlan) -> None:
     """Submit the run of ``plan``, unless it is finished; train it here if the executor is ``debug``."""
-    if plan.finished is None and plan.carry_out() is None:
-        from hpcrun.api.submission.handover import run_here
+    from hpcrun.api.submission.handover import hand_over, run_here
 
+    if plan.finished is None and hand_over(plan) is None:
         run_here(plan.run)

@@ -20,7 +20,8 @@ from hpcrun.checkpoint.folder import (
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.copies import require_alike
-from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, CheckpointEngine, wait_until_idle
+from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.sharded.idle_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import plain

@@ -16,6 +16,7 @@ from hpcrun.api.places import handle
 from hpcrun.cli.output import plural, print_end
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import bar_columns, draws_bars, escaped, logged, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import (
@@ -40,8 +41,6 @@ _ASK_LOCAL, _ASK_SLURM = 1.0, 15.0
 # failure; and a hang, because the report of the end repeats these words.
 _NOISE = re.compile(r"hpcrun: (saved step|rank \d+ lost its peers|no progress for )")
 _BLOCK = 1 << 16
-# 128 + SIGINT, as shells have it.
-_INTERRUPTED = 130
 
 
 def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int:
@@ -62,7 +61,7 @@ def follow(run: RunDirectory, config: Config, *, stop_on_interrupt: bool) -> int
             if not stop_on_interrupt:
                 watcher.close()
                 say(f"hpcrun: left running; `hpcrun logs -f {handle(run)}` follows it again")
-                return _INTERRUPTED
+                return INTERRUPTED
             watcher.interrupt(again=handled > 1)
         watcher.close()
         return print_end(run)

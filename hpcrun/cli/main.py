@@ -15,6 +15,7 @@ from typing import NoReturn
 from hpcrun import __version__
 from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.folders import shipped
 from hpcrun.printing import say, say_aside
 
@@ -55,8 +56,6 @@ exit codes:
   75   stopped at a checkpoint, to be continued (resume)
   130  interrupted
 """
-
-_INTERRUPTED = 130
 
 _LONGEST_LINE = 1200
 
@@ -121,7 +120,7 @@ def guarded(arguments: Sequence[str]) -> int:
         return print_refusal(*(_hidden(line, arguments) for line in error.lines))
     except KeyboardInterrupt as interrupt:
         say_aside(": ".join(["hpcrun: interrupted", *map(str, interrupt.args)]))
-        return _INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe.
         _drop_output()

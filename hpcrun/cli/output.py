@@ -7,10 +7,10 @@ from typing import Any
 
 from tqdm.utils import disp_len
 
+from hpcrun import exit_codes
 from hpcrun.api.logs import last_attempt
 from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import quoted, say

@@ -29,6 +29,7 @@ from hpcrun.cli.ssh import (
     ssh_command,
 )
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.folders import HOSTS, settings_folder
 from hpcrun.printing import say_aside
 from hpcrun.run.record import SENT_COMMIT, git_commit, user_name
@@ -39,7 +40,6 @@ CLIENT = "HPCRUN_CLIENT"
 # They read code or configs.
 _SENDING = ("submit", "resume", "estimate", "config")
 # 128 + SIGINT, as shells have it.
-_INTERRUPTED = 130
 
 
 def host_of(arguments: Sequence[str]) -> tuple[str, list[str]]:
@@ -217,7 +217,7 @@ def _call(host: Host, options: Sequence[str], script: str) -> int:
             if child.stdin is not None:
                 child.stdin.close()
             child.wait()
-            return _INTERRUPTED
+            return INTERRUPTED
     if code == NOT_CONNECTED:
         say_aside(
             f"hpcrun: no connection to {host.name}, or it was cut; the runs there continue, and the same "

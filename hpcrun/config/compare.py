@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ValidationError
 
-from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
 
 # Sections about the place of the run, its saves and its logs; they do not change the computation.
@@ -83,7 +82,7 @@ def changes_since(
         The changes; None if ``before`` is missing or not a config of this version of hpcrun.
     """
     try:
-        old = Config.model_validate(before and without_removed(before)[0])
+        old = Config.model_validate(before)
     except ValidationError:
         return None
     refused = training_differences(old, config, steps_done)

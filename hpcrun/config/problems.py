@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,10 @@ class ConfigError(UserError):
         self.problems, self._more = tuple(problems), more
         super().__init__("\n".join(self.lines))
 
+    def changed(self, change: Callable[[Problem], Problem]) -> ConfigError:
+        """Return the same error with each problem replaced by ``change`` of it."""
+        return ConfigError(map(change, self.problems), self._more)
+
     @property
     def lines(self) -> list[str]:
         """Text of `problems`, one line each, and the number of further problems."""
@@ -92,6 +96,7 @@ def value_text(value: Any) -> str:
 
 
 # Names of the same settings in other tools, for users of these tools.
+UNKNOWN = "unknown key"
 _OTHER_NAMES = {
     "learning_rate": "train.lr",
     "max_steps": "train.steps",
@@ -195,8 +200,8 @@ def unknown(key: str, known: Collection[str]) -> str:
             "divided by train.batch_size; each start prints it"
         )
     if near := nearest(key, known):
-        return f"unknown key; did you mean {' or '.join(near)}?"
-    return "unknown key; `hpcrun config schema` lists all keys"
+        return f"{UNKNOWN}; did you mean {' or '.join(near)}?"
+    return f"{UNKNOWN}; `hpcrun config schema` lists all keys"
 
 
 def nearest(key: str, known: Collection[str]) -> list[str]:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from hpcrun.config.conflicts import idle_keys, sharing_contradictions
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, given_key, merge
 from hpcrun.config.problems import (
     MOST_SHOWN,
+    UNKNOWN,
     ConfigError,
     Problem,
     key_of,
     unknown,
-    value_text,
     words,
 )
-from hpcrun.config.removed import without_removed
 from hpcrun.config.schema import Config
-from hpcrun.config.shape import idle_keys, known_keys, sharing_contradictions
+from hpcrun.config.shape import known_keys
 from hpcrun.config.training import DataOptions, ModelOptions
 
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
@@ -75,32 +76,26 @@ def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
     return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
 
 
-def load_resolved(
-    path: str | Path,
-    report: Callable[[str], None] | None = None,
-    content: bytes | None = None,
-) -> Config:
+def load_resolved(path: str | Path, content: bytes | None = None) -> Config:
     """Read a resolved config: the file ``path`` of a run directory.
 
     Args:
-        report: gets a line if the file has keys of an earlier version, which are ignored.
         content: the bytes of the file, if the caller has read it.
 
     Raises:
-        ConfigError: the file cannot be read, or is not a valid config, or a key of an earlier version asks
-            for something that this version does not have.
+        ConfigError: the file cannot be read, or is not a valid config.
     """
-    layer = file_layer(path, content=content)
-    values, ignored, refused = without_removed(layer.values)
-    if refused:
-        remedy = "continue with the version of hpcrun that began the run, or start another run"
-        raise ConfigError(
-            Problem(layer.where[key], key, f"this version has no {value_text(value)}; {remedy}")
-            for key, value in refused.items()
-        )
-    if ignored and report is not None:
-        report(f"{path}: ignores keys that an earlier version wrote: {', '.join(ignored)}")
-    return resolve([Layer(values, layer.where)])
+    try:
+        return resolve([file_layer(path, content=content)])
+    except ConfigError as error:
+        raise error.changed(_of_another_version) from None
+
+
+def _of_another_version(problem: Problem) -> Problem:
+    if not problem.text.startswith(UNKNOWN):
+        return problem
+    remedy = "if another version of hpcrun wrote the file, continue the run with that version"
+    return replace(problem, text=f"{problem.text}; {remedy}")
 
 
 def with_task_options(

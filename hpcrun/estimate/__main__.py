@@ -14,6 +14,7 @@ from typing import Any
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import REFUSED, needed
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say_aside
 
 
@@ -37,7 +38,7 @@ def main() -> int:
         reported = f"task: {request['config']['task']}: the fake run raised {reason}"
         answer, code = {"refused": f"{reported} (HPCRUN_TRACEBACK=1 shows the traceback)"}, REFUSED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     with os.fdopen(answers, "w") as stream:
         json.dump(answer, stream)
     return code

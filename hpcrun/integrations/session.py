@@ -21,6 +21,7 @@ from hpcrun.checkpoint.lone_save import watch_saves
 from hpcrun.checkpoint.storage.errors import CheckpointError, explained
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import UNFINISHED
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
@@ -29,8 +30,6 @@ from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.reports import report
 
-AGAIN = 75
-"""Exit code of a training that is not done: hpcrun starts the script again."""
 _CODE = str(Path(__file__).parents[1])
 ENDED: dict[Path, object] = {}
 """The trainings that have ended in this process, by the folders of their checkpoints."""
@@ -81,11 +80,11 @@ class Stop:
         return self._agreement.notes
 
     def _end(self, steps: int, reason: StopReason) -> NoReturn:
-        end = "the program's own handler continues" if STOP.replaced else f"exit code {AGAIN}"
+        end = "the program's own handler continues" if STOP.replaced else f"exit code {UNFINISHED}"
         self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; {end}")
         end_helpers()
         self._agreement.hand_over()
-        raise SystemExit(AGAIN)
+        raise SystemExit(UNFINISHED)
 
     def say(self, text: str) -> None:
         """Write a line to standard error, on rank 0."""

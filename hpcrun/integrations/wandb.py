@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import UNFINISHED
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory
@@ -29,7 +30,6 @@ _VARIABLES = (
     "WANDB_ENTITY",
     "WANDB_PROJECT",
 )
-_AGAIN = 75
 
 
 def continue_wandb_run() -> None:
@@ -88,10 +88,10 @@ class Trials:
     def _run(self) -> None:
         """Run the program; raises SystemExit with the code 75 if a signal has interrupted the trial."""
         code = subprocess.run(self._command, env={**os.environ, "WANDB_RESUME": "allow"}).returncode
-        if code == _AGAIN or STOP.reason:
+        if code == UNFINISHED or STOP.reason:
             # A thread of W&B's agent runs this: an exception in it would not end the program.
             sys.stdout.flush()
-            os._exit(_AGAIN)
+            os._exit(UNFINISHED)
         self._state = {"finished": self.finished + 1, "trial": None}
         self._keep()
         if code:

@@ -7,8 +7,8 @@ highest of their codes may be 137 for any end.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hpcrun import exit_codes
 from hpcrun.diagnose.causes import Diagnosis, signal_name
-from hpcrun.job import exit_codes
 from hpcrun.job.history import asked_to_end, asked_to_yield
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.events import Attempt, Cause, Event

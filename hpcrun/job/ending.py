@@ -11,10 +11,11 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hpcrun import exit_codes
 from hpcrun.config import Config, Job
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.job import exit_codes, in_place, notifying
+from hpcrun.job import in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.history import (

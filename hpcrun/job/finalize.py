@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.brief import brief_cause, hopeless_cause
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
 from hpcrun.diagnose.run_lines import nodes_of
-from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import (
     Evidence,
     classify,

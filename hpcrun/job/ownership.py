@@ -8,14 +8,13 @@ Such a start would discard the training so far without a message.
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from hpcrun import exit_codes
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
-from hpcrun.ranks.launchers import job_id, scheduler
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
@@ -23,18 +22,17 @@ from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
 from hpcrun.run.trust import SUBMITTED, own_config
 from hpcrun.slurm.answers import is_over
+from hpcrun.slurm.placement import job_id, scheduler
 
 
 def load_own(
     run: RunDirectory,
-    report: Callable[[str], None] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """Return the run's config after the check of its owner; no process of a job reads it in another way.
 
     Args:
         run: the run directory.
-        report: gets a line if the file has keys of an earlier version, which are ignored.
         environ: has the digest of the submitted config, if it is known.
 
     Raises:
@@ -42,7 +40,7 @@ def load_own(
         UserError: the file is not a resolved config.
         OSError: the file cannot be read, for example because a file server does not answer.
     """
-    return load_resolved(run.config, report, own_config(run, environ.get(SUBMITTED)))
+    return load_resolved(run.config, own_config(run, environ.get(SUBMITTED)))
 
 
 class Occupied(UserError):

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from hpcrun import slurm
+from hpcrun import exit_codes, slurm
 from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
     BatchJob,
@@ -39,7 +38,6 @@ from hpcrun.nodes.job_nodes import JobNodes, RankHelpers
 from hpcrun.nodes.kill_ranks import end_sruns
 from hpcrun.nodes.late_kills import skip_numbers
 from hpcrun.nodes.step_nodes import JobShape
-from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
 from hpcrun.run.directory import RunDirectory
@@ -54,6 +52,7 @@ from hpcrun.slurm.batch_environment import (
 from hpcrun.slurm.environment import export_from_environment
 from hpcrun.slurm.notation import expand
 from hpcrun.slurm.own_script import restart_problems, script_text
+from hpcrun.slurm.placement import job_id
 
 _READY = b"ready"
 # The user's set-up lines are unlikely to use this number.

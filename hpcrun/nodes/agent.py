@@ -25,14 +25,14 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from hpcrun import slurm
+from hpcrun.descendants import die_with_parent
 from hpcrun.errors import ClusterError
 from hpcrun.nodes.kill_ranks import kill_processes
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.fork_messages import fork_server_command
-from hpcrun.ranks.launchers import job_id
 from hpcrun.run import memory_keeper
-from hpcrun.slurm.node_setup import die_with_parent
 from hpcrun.slurm.notation import expand
+from hpcrun.slurm.placement import job_id
 
 FORK_PROGRAM = "fork server"
 """The name of the fork server among the programs of an agent."""

@@ -7,7 +7,7 @@ from typing import Any
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import ClusterError
 from hpcrun.ranks.existing_group import made_group, place_in_group
-from hpcrun.ranks.launchers import read_placement
+from hpcrun.slurm.placement import read_placement
 
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from hpcrun import slurm
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import in_local_cluster, job_id
+from hpcrun.slurm.placement import in_local_cluster, job_id
 
 _LATE = 15.0
 """Seconds; an answer never takes this long."""

@@ -17,7 +17,7 @@ from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.completion import completed
 from hpcrun.ranks.existing_group import made_group, place_in_group
-from hpcrun.ranks.launchers import (
+from hpcrun.slurm.placement import (
     LOOPBACK,
     LaunchMethod,
     Placement,

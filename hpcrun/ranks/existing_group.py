@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import (
+from hpcrun.slurm.placement import (
     LOOPBACK,
     Placement,
     port_of,

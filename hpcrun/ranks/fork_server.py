@@ -16,10 +16,10 @@ import sys
 import time
 from typing import NoReturn
 
+from hpcrun.descendants import die_with_parent
 from hpcrun.ranks.fork_messages import BadMessage, Inbox, is_own, listen, own_address, send
 from hpcrun.ranks.fork_template import IGNORED, RankStart, become_template
 from hpcrun.ranks.process_state import own_state
-from hpcrun.slurm.node_setup import die_with_parent
 
 _PATIENCE = 5.0
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.descendants import die_with_parent
 from hpcrun.ranks.fork_messages import TEMPLATE, BadMessage, Inbox, is_own, listen, send
 from hpcrun.ranks.process_state import (
     ProcessState,
@@ -32,7 +33,6 @@ from hpcrun.ranks.process_state import (
     take_over,
 )
 from hpcrun.ranks.signals import STOP
-from hpcrun.slurm.node_setup import die_with_parent
 
 THREADS = "OMP_NUM_THREADS"
 # slurmstepd signals every process of a step; this process ends with its parent.

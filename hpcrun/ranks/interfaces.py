@@ -18,8 +18,8 @@ from hpcrun.ranks.addresses import (
     outward_address,
 )
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.ranks.launchers import LOOPBACK, in_local_cluster, step_hosts
 from hpcrun.run.endings import node_name
+from hpcrun.slurm.placement import LOOPBACK, in_local_cluster, step_hosts
 
 
 def own_interfaces() -> dict[str, list[str]]:

@@ -31,6 +31,7 @@ from hpcrun.results.collect.columns import (
     flat,
     joined_lines,
     structured,
+    texts,
 )
 from hpcrun.results.datasets import TableReader, TableWriter
 from hpcrun.run.files import open_regular
@@ -47,7 +48,6 @@ _TABLES_OF_RECORDS = 3
 """The layout before: each table is one dataset of records, and its texts have one width."""
 TABLES = ("runs", "summary", "files", "problems")
 DOCUMENTS = ("config", "identity", "result")
-_LONGEST = 2000
 # h5dump 1.10 and later read it.
 _LIBVER = ("v110", "v110")
 # The smallest user block of HDF5.
@@ -370,10 +370,3 @@ def table(name: str, rows: Sequence[Sequence[Any]]) -> NDArray[Any]:
         for (column, kind), cells in zip(kinds.items(), columns, strict=True)
     }
     return structured(arrays, len(rows))
-
-
-def texts(values: Iterable[str | None]) -> NDArray[Any]:
-    """Return UTF-8 texts of one width, cut if they are long; other bytes are escaped, None is empty."""
-    whole = [(value or "").encode(errors="backslashreplace") for value in values]
-    raw = [text[:_LONGEST].decode(errors="ignore").encode() for text in whole]
-    return np.array(raw, f"S{max(map(len, raw), default=1) or 1}")

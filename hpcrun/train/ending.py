@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.job import exit_codes
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory

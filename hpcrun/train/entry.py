@@ -3,10 +3,11 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.config import Config
@@ -25,7 +26,6 @@ from hpcrun.errors import (
     UserError,
     error_on_all_ranks,
 )
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
@@ -33,13 +33,12 @@ from hpcrun.job.ownership import Occupied, load_own
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script.command import Launcher, launching_python
 from hpcrun.job.script.run import ScriptTerms, run_script
-from hpcrun.printing import say, say_aside
+from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (
     interface_variables,
     own_interfaces,
 )
-from hpcrun.ranks.launchers import read_placement, scheduler
 from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.attempt import IN_PLACE, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record
@@ -48,6 +47,7 @@ from hpcrun.run.events import Attempt, job_of_process, note, read_events
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
+from hpcrun.slurm.placement import read_placement, scheduler
 from hpcrun.train.position import Position
 
 
@@ -116,14 +116,11 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     try:
         if not run.exists():
             raise RunError(f"{path}: no such run; make it with `hpcrun submit`")
-        ignored: list[str] = []
-        config = _own_config(run, ignored.append)
+        config = _own_config(run)
         # A program that this rank starts may train another run.
         os.environ.pop(SUBMITTED, None)
         enter_folder(run)
         distributed = describe(config)
-        if distributed.rank == 0:
-            say(*(f"hpcrun: {line}" for line in ignored))
         by_hand = scheduler(os.environ) == "direct"
         job = _job_by_hand(run, config, distributed) if by_hand else distributed.job_id
     except ForeignRun as error:
@@ -148,10 +145,10 @@ def run_rank(path: Path, flag: StopFlag) -> int:
     return code
 
 
-def _own_config(run: RunDirectory, report: Callable[[str], None] | None = None) -> Config:
+def _own_config(run: RunDirectory) -> Config:
     """Return the config of a run of this user; raises UserError."""
     try:
-        return load_own(run, report)
+        return load_own(run)
     except OSError as error:
         raise RunError(f"{run.config}: cannot be read: {error.strerror}; check the disk") from error
 

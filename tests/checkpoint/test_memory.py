@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.checkpoint.sharded.host_staging import available_memory, total_memory
+from hpcrun.devices.host_memory import available_memory, total_memory
 
 GB = 10**9
 

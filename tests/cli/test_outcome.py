@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.cli.follow import Pace, follow
 from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
-from hpcrun.job import exit_codes
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.events import Attempt, record_event

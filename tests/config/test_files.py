@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hpcrun.config import Config, ConfigError, file_layer, resolve
+from hpcrun.config import Config, ConfigError, file_layer, load_resolved, resolve
 
 Write = Callable[..., str]
 Lines = Callable[..., list[str]]
@@ -24,6 +24,24 @@ def test_a_program_reads_a_config_with_overrides(write: Write) -> None:
     assert (config.train.lr, config.train.steps, config.seed) == (1e-3, 7, 3)
     with pytest.raises(ConfigError, match=r"train\.stepz"):
         Config.from_file(path, "train.stepz=7")
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("compression", "did you mean train.comm_hook?"),
+        ("qqq", "`hpcrun config schema` lists all keys"),
+    ],
+)
+def test_a_stored_config_of_another_version_names_both_remedies(
+    write: Write, key: str, near: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_resolved(write(f"train:\n  {key}: 1\n  lr: x\n"))
+    first, second = refused.value.lines
+    assert f"unknown key; {near}" in first
+    assert first.endswith("wrote the file, continue the run with that version")
+    assert "version" not in second
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "# only a comment\n", "---\n", "null\n", "\ufeff"])

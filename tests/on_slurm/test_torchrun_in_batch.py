@@ -17,7 +17,7 @@ SCRIPT = """#!/bin/bash
 WHO = """
 import os
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import read_placement
+from hpcrun.slurm.placement import read_placement
 try:
     found = read_placement(os.environ)
     print(f"{found.method} rank {found.rank} of {found.world_size}", flush=True)

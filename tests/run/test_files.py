@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.exit_codes import FAILED
+from hpcrun.exit_codes import FAILED
 from hpcrun.run.directory import create
 from hpcrun.run.events import Attempt
 from hpcrun.run.files import (

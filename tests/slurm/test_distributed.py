@@ -10,7 +10,7 @@ from hpcrun.errors import ClusterError
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
-from hpcrun.ranks.launchers import read_placement
+from hpcrun.slurm.placement import read_placement
 
 Recorded = Callable[[str], dict[str, str]]
 

@@ -4,7 +4,6 @@ import socket
 
 import pytest
 
-from hpcrun.ranks.launchers import read_placement
 from hpcrun.run.attempt import Attempt
 from hpcrun.slurm.local.job_files import (
     JobRequest,
@@ -13,6 +12,7 @@ from hpcrun.slurm.local.job_files import (
     step_environment,
 )
 from hpcrun.slurm.notation import expand
+from hpcrun.slurm.placement import read_placement
 
 
 def first_of(hosts):

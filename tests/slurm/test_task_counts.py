@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import tasks_per_node
 from hpcrun.run.attempt import TASKS, other_tasks
+from hpcrun.slurm.placement import tasks_per_node
 
 
 @pytest.mark.parametrize(

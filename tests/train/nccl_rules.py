@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes
 
 _PACKAGE = str(Path(__file__).parents[2] / "hpcrun")
 _TORCH = str(Path(torch.__file__).parent)

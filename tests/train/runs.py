@@ -11,8 +11,8 @@ import torch
 import torch._dynamo
 import torch._inductor.config
 
+from hpcrun import exit_codes
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exit_codes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exit_codes
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.events import read_events

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
@@ -17,7 +18,6 @@ from hpcrun.errors import (
     UserError,
     error_on_all_ranks,
 )
-from hpcrun.job import exit_codes
 from hpcrun.job.cause_table import classify, evidence_of
 from hpcrun.job.scheduler_view import NO_ENDING
 from hpcrun.ranks import collective

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from hpcrun import get_rank
+from hpcrun import exit_codes, get_rank
 from hpcrun.checkpoint.sharded import copies
 from hpcrun.diagnose.causes import first_cause, is_cascade
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt

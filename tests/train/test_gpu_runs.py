@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun import exit_codes
 from hpcrun.devices import accelerator
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.ranks import interfaces

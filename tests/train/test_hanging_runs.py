@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun import get_rank
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes, get_rank
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.endings import stacks_path

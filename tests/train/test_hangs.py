@@ -7,8 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from hpcrun import get_rank
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes, get_rank
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import create

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.memory.copies import MemoryCopies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.job import exit_codes
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.files import read_lines
 from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, new_key

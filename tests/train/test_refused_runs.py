@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcrun import get_rank
+from hpcrun import exit_codes, get_rank
 from hpcrun.errors import UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.events import Attempt, Cause

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.interval import young
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job import exit_codes
 from hpcrun.job.history import last_committed
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP

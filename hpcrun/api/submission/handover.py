@@ -8,27 +8,30 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.places import handle
 from hpcrun.api.submission.code import keep_code
-from hpcrun.api.submission.plan import SubmissionPlan, identity
-from hpcrun.config import Config, all_differences, load_resolved, to_yaml
+from hpcrun.api.submission.plan import SubmissionPlan
+from hpcrun.config import Config, all_differences, load_resolved, masked_words, to_yaml
 from hpcrun.errors import SubmissionUnanswered
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say_aside
-from hpcrun.run import directory
+from hpcrun.run import directory, record
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.environment import scrub
-from hpcrun.slurm.launch import jobs, stopping, submission
-from hpcrun.slurm.launch.slurm_jobs import Submitted
+from hpcrun.slurm.launch import jobs, submission
+from hpcrun.slurm.launch.submitted import ExecutorName, Submitted, withdraw
 from hpcrun.worker import train_here
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
@@ -40,10 +43,11 @@ def hand_over(plan: SubmissionPlan) -> Submitted | None:
 
     Raises:
         OSError: the run directory cannot be written; nothing has changed.
-        UserError: the run belongs to another user, is running already, or cannot be submitted; nothing has
-            changed.
+        UserError: a package is missing, the run belongs to another user, is running already, or cannot be
+            submitted; nothing has changed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; nothing has changed, or the text names the job that stays.
     """
+    plan.require_packages()
     run, ours = plan.run, list[str]()
     with (
         noted(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals,
@@ -97,9 +101,7 @@ def _submitted(
     if plan.executor not in ("slurm", "local"):
         return None
     submitted = submission.submit(plan.run, plan.config, plan.executor)
-    if signal.SIGINT in signals and stopping.withdraw(
-        plan.run, submitted.executor, submitted.job_id
-    ):
+    if signal.SIGINT in signals and withdraw(plan.run, submitted.executor, submitted.job_id):
         ours.append(submitted.job_id)
         stop_if_interrupted(signals)
     return submitted
@@ -124,6 +126,12 @@ def _made(plan: SubmissionPlan, ours: list[str]) -> Iterator[None]:
                 remove(run.path)
                 directory.remove_if_empty(parents)
         raise
+
+
+def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
+    """Return the contents of run.json and uncommitted.patch for a run that begins now."""
+    facts = record.describe(masked_words([*sys.orig_argv]), executor, Path.cwd())
+    return facts, record.uncommitted_diff(Path.cwd())
 
 
 def remove(folder: Path) -> None:
@@ -198,9 +206,6 @@ def refuse_live(run: RunDirectory) -> None:
         )
 
 
-_INTERRUPTED = 130
-
-
 def run_here(run: RunDirectory) -> int:
     """Train ``run`` in this process and return its exit code.
 
@@ -232,5 +237,5 @@ def _train_here(run: RunDirectory) -> int:
     try:
         return train_here(run.path)
     except KeyboardInterrupt:
-        finalize(run, attempt, _INTERRUPTED, None, Ending("cancelled"))
+        finalize(run, attempt, INTERRUPTED, None, Ending("cancelled"))
         raise

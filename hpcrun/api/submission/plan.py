@@ -1,7 +1,6 @@
 """The plan of a submission: the run, the config, the executor, and how the run begins or continues."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from hpcrun.config import (
     file_layer,
     load_resolved,
     locate,
-    masked_words,
     read_site,
 )
 from hpcrun.errors import UserError
@@ -33,7 +31,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
+from hpcrun.slurm.launch.submitted import ExecutorName
 from hpcrun.slurm.nodes import cluster_offer
 from hpcrun.tasks import options_for
 from hpcrun.tasks.hugging_face import require_same
@@ -66,17 +64,6 @@ class SubmissionPlan:
 
         again = self.start == "again"
         (continuing.compare if again else continuing.require_unchanged)(self.run, self.config)
-
-    def carry_out(self) -> Submitted | None:
-        """Submit the run; None for the executors ``debug`` and ``prepared``.
-
-        Raises:
-            UserError: a package is missing, or see :func:`hpcrun.api.submission.handover.hand_over`.
-        """
-        from hpcrun.api.submission.handover import hand_over
-
-        self.require_packages()
-        return hand_over(self)
 
     def require_packages(self) -> None:
         """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
@@ -155,14 +142,6 @@ def _require_weights(config: Config) -> None:
         raise UserError(f"train.init_from: {source} does not exist in {Path.cwd()}; check the path")
 
 
-def identity(executor: ExecutorName) -> tuple[dict[str, Any], str]:
-    """Return the contents of run.json and uncommitted.patch for a run that begins now."""
-    from hpcrun.run import record
-
-    facts = record.describe(masked_words([*sys.orig_argv]), executor, Path.cwd())
-    return facts, record.uncommitted_diff(Path.cwd())
-
-
 def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     """Return the plan to continue ``run`` as it was submitted, unless it is finished.
 
@@ -171,7 +150,7 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     """
     from hpcrun.api.submission.continuing import finished_result
 
-    config = load_resolved(run.config, lambda line: say_aside(f"hpcrun: {line}"))
+    config = load_resolved(run.config)
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
     read_site(os.environ).check(config, [file_layer(run.config)])

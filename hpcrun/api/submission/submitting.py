@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, overload
 
 from hpcrun.api.functions import FunctionCall, FunctionRun, function_call
+from hpcrun.api.open_run import run_at
 from hpcrun.api.places import runs_folder
-from hpcrun.api.run import Run, carry_out, refusing, run_at
+from hpcrun.api.run import Run, carry_out, refusing
 from hpcrun.api.submission.choose_config import OPTIONS, PYTHON_COMMAND, SubmitRequest
 from hpcrun.api.submission.plan import plan_submission
 from hpcrun.api.sweeps.handle import Sweep

@@ -10,8 +10,9 @@ from typing import Any
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
 from hpcrun.config import Config, Layer, flag_layer, read_site, resolve
+from hpcrun.config.conflicts import idle_keys
 from hpcrun.config.layers import merge
-from hpcrun.config.shape import idle_keys, kind_at, known_keys
+from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
 from hpcrun.run.files import with_comment_crc

@@ -17,8 +17,7 @@ from typing import Any
 
 from hpcrun.api.submission.code import code_record, compared, copied_code
 from hpcrun.api.submission.continuing import compare
-from hpcrun.api.submission.handover import changed_files, put_back_on_failure
-from hpcrun.api.submission.plan import identity
+from hpcrun.api.submission.handover import changed_files, identity, put_back_on_failure
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
 from hpcrun.config import Config
 from hpcrun.drafts import draft_folder

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.api.interrupts import wait_for_ends
+from hpcrun.api.open_run import run_at
 from hpcrun.api.overview import Overview, sweep_entries
-from hpcrun.api.run import Run, refusing, run_at, wait_until
+from hpcrun.api.run import Run, refusing, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
 from hpcrun.config import flag_layer
 from hpcrun.errors import UserError

@@ -25,10 +25,10 @@ from hpcrun.run.files import append_line
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile
 from hpcrun.run.trust import shared_parent_line
-from hpcrun.slurm.launch import stopping, submission
+from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.batch_script import ArrayTasks, job_name
-from hpcrun.slurm.launch.slurm_jobs import Submitted
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
+from hpcrun.slurm.launch.submitted import Submitted, withdraw
 from hpcrun.slurm.local.submission import submit_local_sweep
 
 
@@ -153,7 +153,7 @@ def _withdrawn_on_failure(given: list[_Given]) -> Iterator[None]:
         }
         for (job, _), one in ends.items():
             run = one.planned.run
-            if not stopping.withdraw(run, job.executor, job.job_id):
+            if not withdraw(run, job.executor, job.job_id):
                 slurms = job.executor == "slurm"
                 end = f"scancel {job.job_id}" if slurms else f"hpcrun cancel {run.path}"
                 say_aside(

@@ -26,7 +26,7 @@ from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.batch_script import element_name
-from hpcrun.slurm.launch.slurm_jobs import ExecutorName
+from hpcrun.slurm.launch.submitted import ExecutorName
 
 
 @dataclass(frozen=True)

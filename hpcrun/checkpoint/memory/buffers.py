@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
-from hpcrun.checkpoint.sharded.host_staging import Staging, available_memory
+from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.storage.errors import CheckpointError, amount
+from hpcrun.devices.host_memory import available_memory
 from hpcrun.run.memory_keeper import new_file
 
 _PART = 4

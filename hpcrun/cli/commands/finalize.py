@@ -13,17 +13,17 @@ import contextlib
 import os
 from pathlib import Path
 
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.job.in_place import attempt_obstacle
 from hpcrun.job.scheduler_view import Ending, batch_log
 from hpcrun.printing import say
-from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.events import read_events
 from hpcrun.run.streams import outlive_full_disk
 from hpcrun.run.trust import require_own
+from hpcrun.slurm.placement import in_local_cluster, job_id
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

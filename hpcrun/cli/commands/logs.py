@@ -37,6 +37,7 @@ from hpcrun.cli.arguments import add_run, find_run
 from hpcrun.cli.follow import Tail
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt, Event, read_events
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if jobs.state(directory).live:
             say_aside(f"hpcrun: {directory.name} continues to run")
-        return 130
+        return INTERRUPTED
     return 0
 
 

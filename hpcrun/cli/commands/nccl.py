@@ -46,7 +46,7 @@ from hpcrun.network.nccl.rules import (
     settings_of,
 )
 from hpcrun.printing import progress_bar, say, say_aside
-from hpcrun.ranks.launchers import step_hosts
+from hpcrun.slurm.placement import step_hosts
 
 _START = 300.0
 _MAX_BYTES = 1 << 20

@@ -34,7 +34,7 @@ from hpcrun.network.netcheck import Check, Options
 from hpcrun.network.probes import Finding
 from hpcrun.network.rdma import rdma_lines
 from hpcrun.printing import ProgressBar, progress_bar, say
-from hpcrun.ranks.launchers import step_hosts
+from hpcrun.slurm.placement import step_hosts
 
 _ALL_REDUCE, _RDMA = 60.0, 2
 # Name, default, least value, help.

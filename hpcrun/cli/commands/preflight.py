@@ -36,12 +36,12 @@ from hpcrun.network.preflight import (
 )
 from hpcrun.network.probes import Needs
 from hpcrun.printing import say, say_aside
-from hpcrun.ranks.launchers import in_local_cluster, job_id, step_hosts
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import read_events, was_cancelled
 from hpcrun.run.reports import record_report
 from hpcrun.slurm.containers import Container, container_of, image_request
+from hpcrun.slurm.placement import in_local_cluster, job_id, step_hosts
 
 if TYPE_CHECKING:
     from hpcrun.config import Job

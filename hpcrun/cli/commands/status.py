@@ -32,6 +32,7 @@ from hpcrun.cli.runs_table import (
     wanted_states,
 )
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import TERMINATED
 from hpcrun.printing import escaped, full_screen, say, say_styled
 from hpcrun.run.directory import RunError
 
@@ -176,8 +177,6 @@ _STYLES = {
     "suspended": "yellow",
 }
 _LIVE = ("running", "suspended", "pending")
-# 128 + SIGTERM.
-_TERMINATED = 143
 
 
 def _watch(table: _Table) -> int:
@@ -185,7 +184,7 @@ def _watch(table: _Table) -> int:
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         # With an exception the terminal is restored.
-        sys.exit(_TERMINATED)
+        sys.exit(TERMINATED)
 
     signal.signal(signal.SIGTERM, leave)
     with full_screen() as screen, contextlib.suppress(KeyboardInterrupt):

@@ -30,7 +30,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.slurm_jobs import Submitted
+from hpcrun.slurm.launch.submitted import Submitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +114,13 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     run, executor = plan.run, plan.executor
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; omit it with --executor debug")
-    submitted = plan.carry_out()
+    # A dry run does not come here, and does not import what only a submission needs.
+    from hpcrun.api.submission.handover import hand_over, run_here
+
+    submitted = hand_over(plan)
     if executor == "prepared":
         return _say_prepared(run, plan.config, arguments.json)
     if submitted is None:
-        from hpcrun.api.submission.handover import run_here
-
         return run_here(run)
     if arguments.json:
         print_json({"run": str(run.path), **vars(submitted)})

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcrun import exit_codes
 from hpcrun.diagnose.causes import LOG_ENDS
 from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.diagnose.script_log import ScriptError
-from hpcrun.job import exit_codes
 from hpcrun.job.history import histories
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory

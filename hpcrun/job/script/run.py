@@ -21,9 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcrun import exit_codes
+from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job import exit_codes
 from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script.command import Launcher
@@ -33,7 +34,6 @@ from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidates, wanted_ports
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.ranks.launchers import LOOPBACK, step_hosts
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
@@ -41,7 +41,7 @@ from hpcrun.run.events import Attempt, note, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.local.job_files import script_environment
-from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent
+from hpcrun.slurm.placement import LOOPBACK, step_hosts
 
 _ENDS: Mapping[int, End] = {exit_codes.DONE: "done", exit_codes.UNFINISHED: "stopped"}
 

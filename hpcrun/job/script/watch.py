@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes
 from hpcrun.job.script.copies import CopyWatch
 from hpcrun.job.script.end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig

@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcrun.descendants import die_with_parent
 from hpcrun.drafts import replacing
 from hpcrun.errors import ResultsError
 from hpcrun.printing import Progress
 from hpcrun.results.collect.run_reader import RunData, Signature, files_of, read_run, signature
 from hpcrun.results.store import TABLES, Draft, ResultsFile, dictionary, table
 from hpcrun.run.lock_file import LockFile
-from hpcrun.slurm.node_setup import die_with_parent
 
 # Each process takes half a second to start.
 _FEW = 300

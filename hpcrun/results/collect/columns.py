@@ -25,6 +25,8 @@ _BLOCK = 8 << 20
 # Each column is a dataset with a head of half a kilobyte.
 MOST_COLUMNS = 600
 _LONGEST_TEXT = 1000
+# Bytes of a text in a table.
+_WIDEST = 2000
 _NO_METRICS = ("step", "time", "restart", "in_place")
 
 
@@ -378,3 +380,10 @@ def structured(columns: Mapping[str, NDArray[Any]], rows: int) -> NDArray[Any]:
 def fields(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Return the columns of records by name."""
     return {name: records[name] for name in records.dtype.names or ()}
+
+
+def texts(values: Iterable[str | None]) -> NDArray[Any]:
+    """Return UTF-8 texts of one width, cut if they are long; other bytes are escaped, None is empty."""
+    whole = [(value or "").encode(errors="backslashreplace") for value in values]
+    raw = [text[:_WIDEST].decode(errors="ignore").encode() for text in whole]
+    return np.array(raw, f"S{max(map(len, raw), default=1) or 1}")

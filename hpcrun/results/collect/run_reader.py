@@ -30,8 +30,8 @@ from hpcrun.results.collect.columns import (
     step_at_end,
     structured,
     summary_of,
+    texts,
 )
-from hpcrun.results.store import texts
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, to_event
 from hpcrun.run.files import open_regular, without_comment_crc, without_hash

@@ -3,10 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from hpcrun import slurm
-from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Event, Reader, read_events
 from hpcrun.run.sweep_file import is_element
@@ -129,35 +127,3 @@ def _is_of_another(events: Sequence[Event], run: RunDirectory, job: str, name: s
     # The script of an array is in the folder of its sweep.
     folder = run.path.parent if is_element(run) else run.path
     return shown.returncode == 0 and not script.resolve().is_relative_to(folder.resolve())
-
-
-ExecutorName = Literal["slurm", "local", "debug", "prepared"]
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A submitted job."""
-
-    executor: ExecutorName
-    job_id: str
-
-
-def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
-    """End a job that could not be recorded in the event log; hpcrun could neither find nor stop it later.
-
-    Raises:
-        LaunchError: the job cannot be ended.
-    """
-    # Needed here only: a dry run asks no scheduler about jobs.
-    from hpcrun.slurm.launch import stopping
-
-    if not stopping.withdraw(run, handed.executor, handed.job_id):
-        raise LaunchError(
-            f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
-            f"end it with `scancel {handed.job_id}`"
-        ) from error
-
-
-def submitit_folder(run: RunDirectory) -> Path:
-    """Return the folder of submitit's scripts and pickles; a task gets the run's path and reads no pickle."""
-    return run.logs / "submitit"

@@ -19,7 +19,7 @@ from hpcrun.slurm.launch.batch_script import (
     submitted_digest,
 )
 from hpcrun.slurm.launch.resources import fitted, say
-from hpcrun.slurm.launch.slurm_jobs import Submitted, submitit_folder, take_back
+from hpcrun.slurm.launch.submitted import Submitted, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
 
 if TYPE_CHECKING:

@@ -1,8 +1,5 @@
 """Cancel, kill or preempt a run's job, on any executor."""
 
-import contextlib
-import time
-
 from hpcrun import slurm
 from hpcrun.config import load_resolved
 from hpcrun.errors import LaunchError
@@ -93,27 +90,6 @@ def preempt(run: RunDirectory) -> str:
         _checked(slurm.scancel_command(job, signal=name))
     saves = "" if config.command else "saves and "
     return f"job {job}: SIG{name} to all ranks; it {saves}is requeued after their end"
-
-
-def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
-    """End a job without a record: its submission was interrupted, or could not be recorded.
-
-    Returns whether the job has ended.
-    """
-    if executor == "slurm":
-        return slurm.run(slurm.scancel_command(job)).returncode == 0
-    folder = run.job_logs(job)
-    with contextlib.suppress(LaunchError):
-        job_files.send(folder, job_files.KILL)
-    deadline = time.monotonic() + 10.0
-    # The queue is the process of a waiting job, and continues for the other jobs.
-    while (status := job_files.read_status(folder)) is not None and job_files.is_alive(status):
-        if status.state in job_files.ENDED:
-            break
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def note_cancelled(run: RunDirectory, job: str) -> None:

@@ -22,7 +22,7 @@ from hpcrun.slurm.launch.batch_script import (
     submitted_digest,
 )
 from hpcrun.slurm.launch.resources import refuse_fixed_counts
-from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted, take_back
+from hpcrun.slurm.launch.submitted import ExecutorName, Submitted, take_back
 from hpcrun.slurm.local.submission import local_devices, say_ignored, submit_local, worker
 
 if TYPE_CHECKING:

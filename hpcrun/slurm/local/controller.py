@@ -20,7 +20,9 @@ from pathlib import Path
 
 import psutil
 
+from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.errors import UserError
+from hpcrun.exit_codes import AGAIN_IN_PLACE, UNFINISHED
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import Exit, record_exit
@@ -41,7 +43,7 @@ from hpcrun.slurm.local.job_files import (
     step_environment,
     write_status,
 )
-from hpcrun.slurm.node_setup import adopt_orphans, die_with_parent, node_setup_script
+from hpcrun.slurm.node_setup import node_setup_script
 
 
 @dataclass
@@ -73,12 +75,6 @@ class Orders:
 def _unmoved(_number: int, _frame: object) -> None:
     """Ignore a signal that is not meant for the controller."""
 
-
-REQUEUE = 75
-"""The exit code with which the ``after`` command requests another attempt."""
-
-IN_PLACE = 76
-"""The exit code with which the ``after`` command requests another attempt."""
 
 # Seconds of the time limit that an attempt needs after the warning before it, or it ends during its start.
 _START_SECONDS = 60.0
@@ -274,11 +270,11 @@ def run_job(request: JobRequest, orders: Orders) -> tuple[State, int]:
         asked = _after(request, attempt, code, word)
         if orders.cancel:
             return "CANCELLED", number.restart
-        if asked == IN_PLACE and not orders.preempt and _time_left(request, end):
+        if asked == AGAIN_IN_PLACE and not orders.preempt and _time_left(request, end):
             number = number.following
             say("starts again at once")
             continue
-        if asked not in (REQUEUE, IN_PLACE):
+        if asked not in (UNFINISHED, AGAIN_IN_PLACE):
             return ("COMPLETED" if code == 0 else "FAILED"), number.restart
         tell(request, "PENDING", number.restart)
         say(f"requeued; starts again in {request.requeue_delay:g} s")
@@ -348,7 +344,7 @@ def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int,
 def _after(request: JobRequest, attempt: LocalAttempt, code: int, word: str | None) -> int:
     """Run the request's ``after`` command; return its exit code."""
     if not request.after:
-        return REQUEUE if word == "preemption" else 0
+        return UNFINISHED if word == "preemption" else 0
     if not Path(request.folder).is_dir():
         say(f"{request.folder} is gone: the run was deleted, and the job ends")
         return 0

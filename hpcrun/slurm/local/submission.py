@@ -17,7 +17,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
 from hpcrun.run.trust import digest_of, own_config
 from hpcrun.slurm.containers import Container, container_of, image_request
-from hpcrun.slurm.launch.slurm_jobs import Submitted
+from hpcrun.slurm.launch.submitted import Submitted
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
 

@@ -21,14 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from hpcrun import exit_codes
 from hpcrun.config import Config
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import NodeLinks
-from hpcrun.ranks.launchers import scheduler
 from hpcrun.ranks.signals import kill_helpers
 from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
 from hpcrun.run.directory import RunDirectory
@@ -36,6 +35,7 @@ from hpcrun.run.endings import node_name, record_hang, stacks_path
 from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
 from hpcrun.run.stacks import Answering, Mailbox, own_stacks
+from hpcrun.slurm.placement import scheduler
 from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import read_placement
+from hpcrun.slurm.placement import read_placement
 
 
 def unwrapped(

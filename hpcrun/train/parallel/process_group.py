@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from hpcrun.checkpoint.sharded.engine import GLOO_WORKERS, WRITERS, wait_until_idle
+from hpcrun.checkpoint.sharded.engine import WRITERS
+from hpcrun.checkpoint.sharded.idle_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.devices import require_given_gpus, visible_gpus
 from hpcrun.errors import ClusterError, NotTrainable
@@ -22,11 +23,11 @@ from hpcrun.ranks.addresses import bound_address, listen, outward_address, wante
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
-from hpcrun.ranks.launchers import LOOPBACK
 from hpcrun.ranks.tree_group import TreeGroup, new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
+from hpcrun.slurm.placement import LOOPBACK
 from hpcrun.train.parallel.ended_ranks import leave_ranks
 from hpcrun.train.parallel.hosts import (
     binds_loopback,

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
-from hpcrun.job import exit_codes
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.history import successor
 from hpcrun.job.opening import Refused, already_finished, open_attempt

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.config import resolve, to_yaml
-from hpcrun.job import exit_codes
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.run.directory import RunDirectory, create

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import exit_codes
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.job import exit_codes
 from hpcrun.job.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job import exit_codes
+from hpcrun import exit_codes
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hpcrun.errors import ClusterError
-from hpcrun.ranks.launchers import job_id, read_placement
+from hpcrun.slurm.placement import job_id, read_placement
 
 Env = dict[str, str]
 Recorded = Callable[[str], Env]

@@ -1,4 +1,7 @@
-"""The exit codes of a rank, a job and a command."""
+"""The exit codes of a rank, a job and a command.
+
+This base module may be imported by every package.
+"""
 
 DONE = 0
 """The training finished and its result is written."""
@@ -17,6 +20,9 @@ UNFINISHED = 75
 
 AGAIN_IN_PLACE = 76
 """To be continued without the delay of a requeue (`hpcrun finalize`, for the local cluster only)."""
+
+INTERRUPTED = 130
+"""A person ended the command or the run with Ctrl-C (128 + SIGINT)."""
 
 TERMINATED = 143
 """The run was stopped on request (128 + SIGTERM; batch scripts only): not done, and not requeued."""
