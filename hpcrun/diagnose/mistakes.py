@@ -45,6 +45,7 @@ _OF_A_NODE = re.compile(
 _OF_A_LIBRARY = re.compile(
     r"\.so\b|shared object|undefined symbol|GLIBC|CUDA|libcu|\bGPUs?\b|\bNVML\b|bad magic number|marshal"
 )
+_DRIVER = re.compile(r"CUDA error|CUDA driver|HIP error|NVIDIA driver|no CUDA-capable|No CUDA GPUs")
 _BROKEN_FILE = re.compile(r"null byte|can't decode byte|Non-UTF-8|unknown encoding")
 _MISSING = re.compile(r"No module named|\[Errno (?:2|13|20|21)\]")
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
@@ -78,6 +79,16 @@ def is_mistake(error: BaseException) -> bool:
         # An error of the system without a path comes from a socket or a semaphore.
         return not text.startswith("[Errno") or error.filename is not None
     return _is_mistake_of_code(type(error).__name__, text)
+
+
+def may_pass_by_cause(error: BaseException) -> bool:
+    """Return True if ``error`` is raised from one that a node, a network or a server may have caused."""
+    cause = error.__cause__
+    if cause is None:
+        return False
+    if isinstance(cause, _TO_CORRECT):
+        return not is_mistake(cause)
+    return _of_server(type(cause).__name__, str(cause)) or bool(_DRIVER.search(str(cause)))
 
 
 def passing(error: BaseException) -> Passing:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose import of_nodes
-from hpcrun.diagnose.mistakes import is_mistake, passing
+from hpcrun.diagnose.mistakes import is_mistake, may_pass_by_cause, passing
 from hpcrun.diagnose.of_nodes import folders_of_program, module_may_return, path_may_return
+from hpcrun.errors import UserError
 
 NONE = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
 SHUT = "PermissionError: [Errno 13] Permission denied: '{}'"
@@ -142,3 +143,19 @@ def test_an_error_that_follows_from_a_lost_server_is_no_mistake(
     error: BaseException, reason: str, mistake: bool
 ) -> None:
     assert (passing(error), is_mistake(error)) == (reason, mistake)
+
+
+@pytest.mark.parametrize(
+    ("cause", "passes"),
+    [
+        (ConnectionError("HTTPSConnectionPool(host='h'): Max retries exceeded"), True),
+        (OSError(116, "Stale file handle", "/data/a"), True),
+        (RuntimeError("CUDA error: unknown error"), True),
+        (ImportError("libcudart.so.12: cannot open shared object file"), True),
+        (ModuleNotFoundError("No module named 'no_such'", name="no_such"), False),
+        (FileNotFoundError(2, "No such file or directory", "/no/a"), False),
+        (ValueError("bad 'connection'"), False),
+    ],
+)
+def test_a_refusal_passes_with_its_cause(cause: Exception, passes: bool) -> None:
+    assert may_pass_by_cause(after(UserError("task: a:B: the constructor raised"), cause)) is passes

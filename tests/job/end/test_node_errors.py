@@ -14,7 +14,7 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script.end import ScriptEnd, record_end
-from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import Failure, record_failure, write_failure
 from hpcrun.run.events import Attempt, Cause, record_event
 from hpcrun.run.files import make_log_folder
@@ -288,3 +288,18 @@ def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirector
     )
     found = finalize(run, FIRST, 1, Budgets(), Ending(log=log))
     assert (found.cause, found.decision.restart) == (Cause.CRASH, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "present", "cause"),
+    [("n2", True, Cause.CRASH), ("n2", False, Cause.BAD_INPUT), ("n1", True, Cause.BAD_INPUT)],
+)
+def test_a_folder_that_only_another_node_lacks_is_of_that_node(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, host: str, present: bool, cause: Cause
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    folder = run.path if present else run.path / "absent"
+    opened(run, FIRST)
+    error = RunError(f"{folder}: the folder of the submission cannot be entered")
+    record_failure(run.attempt_logs(FIRST), 2, error, None, host, bad_input=True)
+    assert ended(run, FIRST).cause is cause
