@@ -19,6 +19,7 @@ from hpcrun.diagnose.of_nodes import (
 )
 from hpcrun.diagnose.progress import is_warning
 from hpcrun.diagnose.script_log import ScriptError
+from hpcrun.errors import UserError
 
 # hpcrun's refusals of a call or a value: no node and no moment changes them.
 _OWN_REFUSALS = frozenset(
@@ -96,6 +97,8 @@ def passing(error: BaseException) -> Passing:
     chain = list(_chain(error))
     for one in chain:
         text = f"{type(one).__name__}: {one}"
+        if isinstance(one, UserError) and not one.certain and path_may_return(str(one)) == "node":
+            return "node"
         if isinstance(one, _OF_FILES):
             paths = [str(name) for name in (one.filename, one.filename2) if name is not None]
             reason = path_may_return(text, paths)

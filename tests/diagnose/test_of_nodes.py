@@ -58,9 +58,7 @@ def test_the_disk_shows_if_a_file_may_return(
     assert path_may_return(words.format(str(disk / name))) == reason
 
 
-def test_an_empty_mount_point_and_a_strange_cache_are_of_the_node(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_mount_point_is_of_the_node(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, root = Path.stat, Path("/").stat()
 
     def stat(path: Path, **more: bool) -> os.stat_result:
@@ -72,8 +70,15 @@ def test_an_empty_mount_point_and_a_strange_cache_are_of_the_node(
     monkeypatch.setattr(Path, "stat", stat)
     assert path_may_return(missing) == "node"
     assert path_may_return(f"FileNotFoundError: no class folder in {disk}/mount.") == "node"
+    refusal = UserError(f"data.path: there is nothing at {disk}/mount/imagenet; correct it")
+    assert passing(refusal) == "node"
     (disk / "mount" / "other").mkdir()
-    assert path_may_return(missing) == ""
+    assert (path_may_return(missing), passing(refusal)) == ("", "")
+
+
+def test_a_cache_of_another_user_is_of_the_node(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 77 + os.getuid())
     (disk / "tmp" / "mine").chmod(0o755)
     os.chown(disk / "tmp" / "mine", 78, -1) if os.getuid() == 0 else None
@@ -139,7 +144,7 @@ def after(error: BaseException, cause: BaseException) -> BaseException:
         (ImportError("/me/x.so: file too short"), "", False),
     ],
 )  # fmt: skip
-def test_an_error_that_follows_from_a_lost_server_is_no_mistake(
+def test_an_error_after_a_lost_server_is_no_mistake(
     error: BaseException, reason: str, mistake: bool
 ) -> None:
     assert (passing(error), is_mistake(error)) == (reason, mistake)

@@ -266,7 +266,7 @@ def test_a_start_ends_the_run_only_if_another_would_fail(
     assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
 
 
-def test_a_node_that_fails_each_first_step_leaves_a_start_elsewhere(run: RunDirectory) -> None:
+def test_a_node_that_fails_at_once_is_left(run: RunDirectory) -> None:
     for attempt in (FIRST, SECOND):
         opened(run, attempt, nodes=1)
         record_event(run, "started", attempt=attempt, step=500)
@@ -277,7 +277,7 @@ def test_a_node_that_fails_each_first_step_leaves_a_start_elsewhere(run: RunDire
         assert found.decision.restart, found.decision.reason
 
 
-def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirectory) -> None:
+def test_last_words_end_no_run_that_works(run: RunDirectory) -> None:
     opened(run, FIRST, nodes=1)
     for what in ("started", "saved"):
         record_event(run, what, attempt=FIRST, step=500)
@@ -294,7 +294,7 @@ def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirector
     ("host", "present", "cause"),
     [("n2", True, Cause.CRASH), ("n2", False, Cause.BAD_INPUT), ("n1", True, Cause.BAD_INPUT)],
 )
-def test_a_folder_that_only_another_node_lacks_is_of_that_node(
+def test_a_folder_that_another_node_lacks_is_no_mistake(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, host: str, present: bool, cause: Cause
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
