@@ -53,10 +53,10 @@ _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _SERVER_REFUSES = re.compile(r"\b40[134] Client Error")
 # A network, a file system, a server or a link between GPUs may cause these, at any place of the program.
 _OF_A_SITE = (
-    r"NCCL|RCCL|NVML|Xid|\bECC\b|c10d|Gloo|DistBackendError|Bus error"
+    r"NCCL|RCCL|NVML|Xid|\bECC\b|c10d|Gloo|Dist(?:Backend|Store|Network)Error|Bus error"
     r"|Errno (?:5|11|16|26|28|70|98|99|10\d|11\d|12[12])\b|Input/output error|Stale (?:NFS )?file handle"
     r"|Text file busy|Transport endpoint|No space left|[Qq]uota exceeded"
-    r"|Connection|connection|[Tt]imeout|timed? ?out|gaierror|[Nn]ame resolution|urlopen|HTTPError|SSLError"
+    r"|Connection|connection|[Tt]imeout|[Tt]imed? ?out|gaierror|[Nn]ame resolution|urlopen|HTTPError|SSLError"
     r"|\b(?:429|50\d) (?:Client|Server) Error|internet|[Tt]emporar|try again|unavailable"
 )
 _SITE = re.compile(_OF_A_SITE)
