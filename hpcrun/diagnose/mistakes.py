@@ -19,6 +19,7 @@ from hpcrun.diagnose.of_nodes import (
 )
 from hpcrun.diagnose.progress import is_warning
 from hpcrun.diagnose.script_log import ScriptError
+from hpcrun.errors import UserError
 
 # hpcrun's refusals of a call or a value: no node and no moment changes them.
 _OWN_REFUSALS = frozenset(
@@ -45,16 +46,17 @@ _OF_A_NODE = re.compile(
 _OF_A_LIBRARY = re.compile(
     r"\.so\b|shared object|undefined symbol|GLIBC|CUDA|libcu|\bGPUs?\b|\bNVML\b|bad magic number|marshal"
 )
+_DRIVER = re.compile(r"CUDA error|CUDA driver|HIP error|NVIDIA driver|no CUDA-capable|No CUDA GPUs")
 _BROKEN_FILE = re.compile(r"null byte|can't decode byte|Non-UTF-8|unknown encoding")
 _MISSING = re.compile(r"No module named|\[Errno (?:2|13|20|21)\]")
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _SERVER_REFUSES = re.compile(r"\b40[134] Client Error")
 # A network, a file system, a server or a link between GPUs may cause these, at any place of the program.
 _OF_A_SITE = (
-    r"NCCL|RCCL|NVML|Xid|\bECC\b|c10d|Gloo|DistBackendError|Bus error"
+    r"NCCL|RCCL|NVML|Xid|\bECC\b|c10d|Gloo|Dist(?:Backend|Store|Network)Error|Bus error"
     r"|Errno (?:5|11|16|26|28|70|98|99|10\d|11\d|12[12])\b|Input/output error|Stale (?:NFS )?file handle"
     r"|Text file busy|Transport endpoint|No space left|[Qq]uota exceeded"
-    r"|Connection|connection|[Tt]imeout|timed? ?out|gaierror|[Nn]ame resolution|urlopen|HTTPError|SSLError"
+    r"|Connection|connection|[Tt]imeout|[Tt]imed? ?out|gaierror|[Nn]ame resolution|urlopen|HTTPError|SSLError"
     r"|\b(?:429|50\d) (?:Client|Server) Error|internet|[Tt]emporar|try again|unavailable"
 )
 _SITE = re.compile(_OF_A_SITE)
@@ -80,11 +82,23 @@ def is_mistake(error: BaseException) -> bool:
     return _is_mistake_of_code(type(error).__name__, text)
 
 
+def may_pass_by_cause(error: BaseException) -> bool:
+    """Return True if ``error`` is raised from one that a node, a network or a server may have caused."""
+    cause = error.__cause__
+    if cause is None:
+        return False
+    if isinstance(cause, _TO_CORRECT):
+        return not is_mistake(cause)
+    return _of_server(type(cause).__name__, str(cause)) or bool(_DRIVER.search(str(cause)))
+
+
 def passing(error: BaseException) -> Passing:
     """Return why ``error`` may not occur at another start; look at the disk and at the import path."""
     chain = list(_chain(error))
     for one in chain:
         text = f"{type(one).__name__}: {one}"
+        if isinstance(one, UserError) and not one.certain and path_may_return(str(one)) == "node":
+            return "node"
         if isinstance(one, _OF_FILES):
             paths = [str(name) for name in (one.filename, one.filename2) if name is not None]
             reason = path_may_return(text, paths)

@@ -58,6 +58,12 @@ def path_may_return(message: str, paths: Iterable[str] = ()) -> Passing:
         return "node"
 
 
+def is_there(message: str) -> bool:
+    """Return True if this node has the files that ``message`` of another node names."""
+    named = _paths_in(message)
+    return bool(named) and all(Path(path).exists() for path in named)
+
+
 def module_may_return(message: str, folders: Iterable[Path]) -> bool:
     """Return True if one of ``folders`` has the module that Python did not find a moment ago.
 

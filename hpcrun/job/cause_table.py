@@ -22,6 +22,10 @@ _BY_SCHEDULER = {
 }
 
 
+# Slurm's signals to the ranks.
+_BY_SIGNAL = ("SIGTERM", "SIGKILL")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Everything known about an end.
@@ -43,6 +47,11 @@ class Evidence:
     @property
     def word(self) -> str | None:
         """The reason for the end that Slurm or a person gave."""
+        found = self.diagnosis
+        # The ranks have not heard the signal: one of them failed later, for another reason.
+        failed = found is not None and not found.follows and found.crash not in _BY_SIGNAL
+        if self.ending.signalled and failed and "stopped" not in self.events:
+            return None
         return self.ending.word
 
     @property
@@ -129,11 +138,8 @@ def evidence_of(
     mine = {event.what: event for event in events if event.attempt == attempt}
     if ending.word is None and "stopped" in mine and asked_to_yield(events, attempt):
         ending = replace(ending, word="preemption")
-    if ending.signalled and "stopped" not in mine:
-        # The ranks have not heard the signal: they ended later, for another reason.
-        ending = replace(ending, word=None)
     if asked_to_end(events, attempt):
-        ending = replace(ending, word="cancelled")
+        ending = replace(ending, word="cancelled", signalled=False)
     return Evidence(mine, exit_code, ending, diagnosis, unfinished)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.diagnose.causes import CERTAIN, is_cascade
-from hpcrun.run.endings import Failure
+from hpcrun.diagnose.of_nodes import is_there
+from hpcrun.run.endings import Failure, node_name
 from hpcrun.run.events import Attempt, Cause, Event
 
 START_SECONDS = 60.0
@@ -257,6 +258,14 @@ def _on_one_of_several(
     return isinstance(nodes, int) and nodes > 1 and len({one.host for one in failures}) == 1
 
 
+def _only_there(events: Sequence[Event], attempt: Attempt, own: Sequence[Failure]) -> bool:
+    """Return True if one other node of several lacks a file that this node has."""
+    first = own[0]
+    if first.host == node_name() or not _on_one_of_several(events, attempt, own):
+        return False
+    return first.bad_input and is_there(first.message)
+
+
 def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequence[Failure]) -> bool:
     """Return True if other nodes may not have the error that ended ``attempt``.
 
@@ -279,6 +288,8 @@ def concerns_a_node(events: Sequence[Event], attempt: Attempt, failures: Sequenc
         return False
     if not own:
         return saved or _ran_long(events, attempt, time.time())
+    if _only_there(events, attempt, own):
+        return True
     if own[0].kind in _OF_FILES and of_script(events) and _on_one_of_several(events, attempt, own):
         return True
     # The last message of a script that has run for long may come from a program that the script called.

@@ -68,8 +68,9 @@ class Ending:
     ``word``: the reason, if the scheduler ended the attempt; ``why``: the same for a person. ``log``: the
     lines of the batch script, of srun and slurmstepd. ``limit_near``: the time limit was near, so a warning
     signal announced it. ``warned_by_term``: this signal is SIGTERM. ``was_not_requested``: Slurm reports that
-    the job still runs, so its SIGTERM was not a cancellation. ``just_resumed``: the job was suspended until a
-    moment before.
+    the job still runs, so its SIGTERM was not a cancellation. ``signalled``: it still runs after the line of
+    a cancellation, which a signal to the batch script leaves too. ``just_resumed``: the job was suspended
+    until a moment before.
     """
 
     word: SchedulerWord | None = None

@@ -14,7 +14,7 @@ from hpcrun.config import Config
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
 from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.mistakes import is_mistake, passing
+from hpcrun.diagnose.mistakes import is_mistake, may_pass_by_cause, passing
 from hpcrun.errors import (
     ClusterError,
     ErrorOnAllRanks,
@@ -192,6 +192,9 @@ def run_attempt(
         unfit = isinstance(error, NodeUnfit)
         # The nodes of an earlier start were fit, or may have been.
         worked = attempt.label != "0" or has_trained(run, attempt)
+        if not error.certain and (may_pass_by_cause(error) or passing(error) == "node"):
+            # For example a task that reads its tokenizer from a server, or data that are not mounted here.
+            return fail(run, attempt, rank, error, position)
         if rank == 0 and not (unfit and worked):
             end_helpers()  # As in fail(): the error may come from a step.
             if not isinstance(error, Occupied):
@@ -300,7 +303,9 @@ def record_refusal(run: RunDirectory, error: UserError) -> None:
         if here.job_id is not None:
             folder = run.attempt_logs(attempt_here(here.job_id, os.environ))
             plain = error.with_traceback(None)
-            record_failure(folder, here.rank, plain, None, bad_input=True)
+            why = passing(error)
+            bad = not why and not may_pass_by_cause(error)
+            record_failure(folder, here.rank, plain, None, bad_input=bad, passing=why)
     except (UserError, OSError) as problem:
         print(f"hpcrun: cannot record the refusal: {problem}", file=sys.stderr, flush=True)
 
@@ -321,7 +326,7 @@ def fail(
     if isinstance(error, PlannedStop):
         error.__traceback__ = None
     try:
-        why = "" if isinstance(error, UserError) else passing(error)
+        why = "" if bad_input else passing(error)
         failure = record_failure(
             folder, rank, error, position.step, bad_input=bad_input, passing=why
         )

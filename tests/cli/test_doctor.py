@@ -30,7 +30,7 @@ def test_a_cause_has_exit_code_1_and_its_place(
     told = capsys.readouterr().out
     assert f"evidence  {log}:2: OSError: [Errno 122] Disk quota exceeded" in told
     assert "where     rank 1" in told
-    assert "retry     a retry cannot help before this is changed" in told
+    assert "retry     a retry is unlikely to help before this is changed" in told
 
 
 def test_an_unknown_error_is_quoted_without_a_cause(

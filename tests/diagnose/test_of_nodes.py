@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose import of_nodes
-from hpcrun.diagnose.mistakes import is_mistake, passing
+from hpcrun.diagnose.mistakes import is_mistake, may_pass_by_cause, passing
 from hpcrun.diagnose.of_nodes import folders_of_program, module_may_return, path_may_return
+from hpcrun.errors import UserError
 
 NONE = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
 SHUT = "PermissionError: [Errno 13] Permission denied: '{}'"
@@ -57,9 +58,7 @@ def test_the_disk_shows_if_a_file_may_return(
     assert path_may_return(words.format(str(disk / name))) == reason
 
 
-def test_an_empty_mount_point_and_a_strange_cache_are_of_the_node(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_mount_point_is_of_the_node(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, root = Path.stat, Path("/").stat()
 
     def stat(path: Path, **more: bool) -> os.stat_result:
@@ -71,8 +70,15 @@ def test_an_empty_mount_point_and_a_strange_cache_are_of_the_node(
     monkeypatch.setattr(Path, "stat", stat)
     assert path_may_return(missing) == "node"
     assert path_may_return(f"FileNotFoundError: no class folder in {disk}/mount.") == "node"
+    refusal = UserError(f"data.path: there is nothing at {disk}/mount/imagenet; correct it")
+    assert passing(refusal) == "node"
     (disk / "mount" / "other").mkdir()
-    assert path_may_return(missing) == ""
+    assert (path_may_return(missing), passing(refusal)) == ("", "")
+
+
+def test_a_cache_of_another_user_is_of_the_node(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 77 + os.getuid())
     (disk / "tmp" / "mine").chmod(0o755)
     os.chown(disk / "tmp" / "mine", 78, -1) if os.getuid() == 0 else None
@@ -138,7 +144,23 @@ def after(error: BaseException, cause: BaseException) -> BaseException:
         (ImportError("/me/x.so: file too short"), "", False),
     ],
 )  # fmt: skip
-def test_an_error_that_follows_from_a_lost_server_is_no_mistake(
+def test_an_error_after_a_lost_server_is_no_mistake(
     error: BaseException, reason: str, mistake: bool
 ) -> None:
     assert (passing(error), is_mistake(error)) == (reason, mistake)
+
+
+@pytest.mark.parametrize(
+    ("cause", "passes"),
+    [
+        (ConnectionError("HTTPSConnectionPool(host='h'): Max retries exceeded"), True),
+        (OSError(116, "Stale file handle", "/data/a"), True),
+        (RuntimeError("CUDA error: unknown error"), True),
+        (ImportError("libcudart.so.12: cannot open shared object file"), True),
+        (ModuleNotFoundError("No module named 'no_such'", name="no_such"), False),
+        (FileNotFoundError(2, "No such file or directory", "/no/a"), False),
+        (ValueError("bad 'connection'"), False),
+    ],
+)
+def test_a_refusal_passes_with_its_cause(cause: Exception, passes: bool) -> None:
+    assert may_pass_by_cause(after(UserError("task: a:B: the constructor raised"), cause)) is passes

@@ -134,6 +134,7 @@ USAGE = "usage: t.py [-h] --lr LR\nt.py: error: argument --lr: expected one argu
         (f"{TRACE}NameError: name 'connection' is not defined\n", 1, True),
         (f"{TRACE}requests.exceptions.ConnectionError: read timed out\n{DURING}{TRACE}{MISSING}\n", 1, False),
         (f"{TRACE}RuntimeError: NCCL error: unhandled system error\n{DURING}{TRACE}{ENDED}\n", 1, False),
+        (f"{TRACE}torch.distributed.DistStoreError: Timed out\n{DURING}{TRACE}NameError: m\n", 1, False),
         (f"{TRACE}KeyError: 3\n{DURING}{TRACE}{MISSING}\n", 1, True),
         ("[WARNING] Unexpected key(s) in state_dict: 'a'\n", 1, False),
         ("bash: /x/solver: /bin/sh: bad interpreter: Text file busy\n", 126, False),

@@ -175,6 +175,8 @@ def test_every_row_has_a_case() -> None:
         # The line of `scancel --batch --signal=TERM`, long before.
         (signalled(diagnosis=CRASH), Cause.CRASH),
         (signalled(BY_TERM, diagnosis=CRASH), Cause.CANCELLED),
+        (signalled(diagnosis=replace(CRASH, crash="SIGTERM")), Cause.CANCELLED),
+        (signalled(), Cause.CANCELLED),
         # A cancelled set-up has any exit code.
         (evidence(code=2, word="cancelled"), Cause.CANCELLED),
         # A rank's own error is a crash, even after a suspension.

@@ -14,7 +14,7 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script.end import ScriptEnd, record_end
-from hpcrun.run.directory import RunDirectory, create
+from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import Failure, record_failure, write_failure
 from hpcrun.run.events import Attempt, Cause, record_event
 from hpcrun.run.files import make_log_folder
@@ -266,7 +266,7 @@ def test_a_start_ends_the_run_only_if_another_would_fail(
     assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
 
 
-def test_a_node_that_fails_each_first_step_leaves_a_start_elsewhere(run: RunDirectory) -> None:
+def test_a_node_that_fails_at_once_is_left(run: RunDirectory) -> None:
     for attempt in (FIRST, SECOND):
         opened(run, attempt, nodes=1)
         record_event(run, "started", attempt=attempt, step=500)
@@ -277,7 +277,7 @@ def test_a_node_that_fails_each_first_step_leaves_a_start_elsewhere(run: RunDire
         assert found.decision.restart, found.decision.reason
 
 
-def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirectory) -> None:
+def test_last_words_end_no_run_that_works(run: RunDirectory) -> None:
     opened(run, FIRST, nodes=1)
     for what in ("started", "saved"):
         record_event(run, what, attempt=FIRST, step=500)
@@ -288,3 +288,18 @@ def test_words_of_a_rank_without_a_record_end_no_run_that_works(run: RunDirector
     )
     found = finalize(run, FIRST, 1, Budgets(), Ending(log=log))
     assert (found.cause, found.decision.restart) == (Cause.CRASH, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "present", "cause"),
+    [("n2", True, Cause.CRASH), ("n2", False, Cause.BAD_INPUT), ("n1", True, Cause.BAD_INPUT)],
+)
+def test_a_folder_that_another_node_lacks_is_no_mistake(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, host: str, present: bool, cause: Cause
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    folder = run.path if present else run.path / "absent"
+    opened(run, FIRST)
+    error = RunError(f"{folder}: the folder of the submission cannot be entered")
+    record_failure(run.attempt_logs(FIRST), 2, error, None, host, bad_input=True)
+    assert ended(run, FIRST).cause is cause
