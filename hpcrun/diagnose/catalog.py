@@ -25,8 +25,8 @@ Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
 _FILES = (
-    *("slurm", "launchers", "containers", "nccl", "gpu", "memory", "files", "python", "torch"),
-    "signals",
+    *("slurm", "scripts", "launchers", "containers", "nccl", "gpu", "memory", "files", "python"),
+    *("torch", "signals"),
 )
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
 _SHORT = 120
