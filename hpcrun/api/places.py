@@ -8,8 +8,16 @@ from hpcrun.run.directory import RunDirectory
 
 
 def runs_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Return the absolute path of ``given``, else of ``$HPCRUN_RUNS``, else of ``./runs``."""
-    return Path(given or os.environ.get("HPCRUN_RUNS") or "runs").absolute()
+    """Return the absolute path of ``given``, else of ``$HPCRUN_RUNS``, else of ``./runs``.
+
+    A shell leaves the tilde of ``--runs-dir=~/runs`` and of quoted words as it is.
+    """
+    return home_path(given or os.environ.get("HPCRUN_RUNS") or "runs").absolute()
+
+
+def home_path(path: str | os.PathLike[str]) -> Path:
+    """Return ``path`` with the home folder in place of a tilde; unchanged if the user is unknown."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 (pathlib raises without such a user)
 
 
 def handle(run: RunDirectory) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcrun.api.places import runs_folder
+from hpcrun.api.places import home_path, runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.api.submission.requests import how_to_submit
 from hpcrun.checkpoint.storage.store import CheckpointStore
@@ -160,7 +160,7 @@ def request_of(arguments: argparse.Namespace) -> SubmitRequest:
     _refuse_stray_files(overrides)
     no_snapshot = given.get("no_snapshot")
     return SubmitRequest(
-        file=given.get("config"),
+        file=home_path(file) if (file := given.get("config")) else None,
         overrides=override_layer(overrides),
         options=merge(
             override_layer([f"{key}={value}"], f"--{name.replace('_', '-')}")
@@ -185,7 +185,10 @@ def _refuse_stray_files(overrides: list[str]) -> None:
             raise UserError(f"{word}: a task is named with its key: task={word}")
         if word.endswith((".yaml", ".yml", ".json")):
             raise UserError(f"{word}: a config file is named with -c: -c {shlex.quote(word)}")
-        if word.endswith((".py", ".sh", ".bash", ".sbatch", ".slurm")) or Path(word).is_file():
+        if (
+            word.endswith((".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb"))
+            or Path(word).is_file()
+        ):
             raise UserError(f"{word}: {how_to_submit(Path(word))}")
 
 

@@ -80,7 +80,12 @@ class Parser(argparse.ArgumentParser):
             # The first of the words may be empty.
             option = (unknown.split("=")[0].split() or ["''"])[0]
             what = "no such option" if option.startswith("-") else "one argument too many"
-            message = f"{option}: {what}{_near(option, known)}"
+            hint = ""
+            if option.startswith("-") and "--partition" in known:
+                from hpcrun.cli.other_options import elsewhere
+
+                hint = elsewhere(option)
+            message = f"{option}: {what}{f'; use {hint}' if hint else _near(option, known)}"
         text = _hidden(message.removeprefix("argument "), sys.argv[1:])
         say_aside(_bounded(f"{self.prog}: {text} (see {self.prog} --help)"))
         self.exit(2)

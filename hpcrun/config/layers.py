@@ -81,6 +81,7 @@ def override_layer(overrides: Sequence[str], place: str = COMMAND_LINE) -> Layer
     """
     layers: list[Layer] = []
     problems: list[Problem] = []
+    _refuse_blanks(overrides, place)
     for override in overrides:
         try:
             layers.append(_override(override, place))
@@ -89,6 +90,20 @@ def override_layer(overrides: Sequence[str], place: str = COMMAND_LINE) -> Layer
     if problems:
         raise ConfigError(problems)
     return merge(layers)
+
+
+def _refuse_blanks(words: Sequence[str], place: str) -> None:
+    """Refuse an override that blanks around its equals sign have made into several words."""
+    for at, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        before = words[at - 1] if at and "=" not in words[at - 1] else ""
+        after = words[at + 1] if at + 1 < len(words) and "=" not in words[at + 1] else ""
+        if not equals or (key and value):
+            continue
+        key, value = key or before, value or after
+        if (word.startswith("=") and before and value) or (word.endswith("=") and key and after):
+            shown = "VALUE" if is_secret(key) else value
+            _refuse(place, "remove the blanks around =", f"{key}={shown}")
 
 
 def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:

@@ -115,6 +115,8 @@ def blames_node(diagnosis: Diagnosis) -> bool:
 
 LOG_ENDS = "; its log ends with: "
 """Text before the last line of a log without a traceback."""
+OWN_EXIT = "ended itself with exit code"
+"""Text for a Python program that chose its exit code: its log has no traceback."""
 
 
 def is_cascade(failure: Failure) -> bool:
@@ -310,8 +312,12 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
 def _kind_and_place(failure: Failure) -> str:
     """Return what two equal failures of a program have in common: not the rank, and not the numbers.
 
-    It is empty without a traceback: two equal exit codes may have different reasons.
+    It is empty for an exit code alone, which may have different reasons. A program that ends itself after
+    the same line has one reason.
     """
+    words, ends, line = failure.message.partition(LOG_ENDS)
+    if ends and OWN_EXIT in words and not failure.where:
+        return f"exit code 1 after {line!r}"
     return f"{failure.kind} at {failure.where}" if failure.where else ""
 
 

@@ -5,7 +5,7 @@ report, among those of ranks that only lost a peer.
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcrun.diagnose.read_log import end_of_log, exception_line
@@ -62,6 +62,7 @@ class ScriptError:
         rank: the rank that failed first, if a launcher names it.
         code: the exit code of that rank.
         usage: the program printed how to call it, with its complaint in ``last_line``.
+        quiet: the end of the log has no traceback, of this program or another.
     """
 
     name: str = ""
@@ -74,6 +75,7 @@ class ScriptError:
     code: int | None = None
     usage: bool = False
     before: tuple[str, ...] = ()
+    quiet: bool = field(default=False, compare=False)
 
     @property
     def kind(self) -> str:
@@ -122,7 +124,7 @@ def _of_program(text: str, code: int | None) -> ScriptError:
         complaints = _COMPLAINT.findall(end)
         line = complaints[-1].strip()[:_LONGEST_LINE] if complaints else last_line
         return ScriptError(last_line=line, usage=True)
-    return ScriptError(last_line=last_line)
+    return ScriptError(last_line=last_line, quiet=_TRACEBACK not in text)
 
 
 def _raised(text: str) -> ScriptError | None:

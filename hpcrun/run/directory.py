@@ -207,6 +207,9 @@ def find(run: str, runs_dir: Path) -> RunDirectory:
         raise RunError(f"{run}: no such run; {runs_dir} has no runs (set it with --runs-dir)")
     near = difflib.get_close_matches(run, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"available: {_listed(sorted(known))}"
+    if run.isdecimal():
+        of_job = [path.parent.parent.name for path in runs_dir.glob(f"*/logs/{run}")]
+        hint = f"job {run} is an attempt of {of_job[0]}: give this name" if of_job else hint
     raise RunError(f"{run}: no such run in {runs_dir}; {hint}")
 
 

@@ -38,6 +38,30 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "no such option of the program": (["--verison"], ["--verison", "did you mean --version?"]),
     "no such option": (["submit", "--nodez", "2"], ["--nodez", "did you mean --nodes?", "--help"]),
     "an option like no other": (["submit", "--after", "7"], ["--after: no such option (see"]),
+    **{
+        f"an option of another program: {words[0]}": (
+            ["submit", *words],
+            [words[0].split("=")[0], part],
+        )
+        for words, part in (
+            (["-p", "gpu"], "use --partition"),
+            (["-N2"], "use --nodes"),
+            (["--gpus-per-node=4"], "use --gpus N"),
+            (["--gres", "gpu:4"], "use --gpus N"),
+            (["--nproc_per_node", "4"], "use --gpus N"),
+            (["--mail-user", "a@b.c"], "'job.sbatch_args=[--mail-user=VALUE]'"),
+            (["--output=x"], "use `hpcrun logs RUN`"),
+            (["--lr", "0.1"], "use train.lr=VALUE without dashes"),
+            (["--num-workers", "4"], "use data.workers"),
+        )
+    },
+    "blanks around an equals sign": (
+        ["submit", "train.lr", "=", "1"],
+        ["train.lr=1: remove the bl"],
+    ),
+    "a blank after it": (["submit", "seed=", "1"], ["seed=1: remove the blanks"]),
+    "a blank before a token": (["submit", "job.env.T", "=abc"], ["job.env.T", "remove the blanks"]),
+    "a notebook": (["submit", "net.ipynb"], ["jupyter nbconvert --to script net.ipynb"]),
     "a second run": (["resume", "a", "b"], ["resume: b: one argument too many", "--help"]),
     "too few steps for the quick start": (
         ["submit", "train.steps=2"],

@@ -299,8 +299,8 @@ def test_an_unknown_error_gets_its_family_and_the_place(error: str, family: str)
         ),
         (
             ['  File "go.py", line 2, in main', '    size = os.environ["TEAM"]'],
-            "KeyError: 'TEAM'",
-            ("variable-missing", "KeyError: 'TEAM' (go.py:2 in main)"),
+            "KeyError: 'team'",
+            ("variable-missing", "KeyError: 'team' (go.py:2 in main)"),
         ),
         (
             ['  File "go.py", line 2, in main', "    model.load_state_dict(state['net'])"],

@@ -10,7 +10,6 @@ MISSING = {
         "/bin/sh: 1: scontrol: not found",
         "/bin/sh: nvidia-smi: not found",
         "-sh: squeue: not found",
-        "/var/spool/slurmd/job00123/slurm_script: 12: conda: not found",
         "run.sh: 3: exec: torchrun: not found",
         "bash: torchrun: command not found",
         "/bin/bash: enroot-aufs2ovlfs: command not found",
@@ -60,6 +59,7 @@ MISSING = {
     ),
 }
 ENDED = {
+    "shell-conda": ("/var/spool/slurmd/job00123/slurm_script: 12: conda: not found",),
     "rank-killed": (
         "Killed",
         "Killed: 9",

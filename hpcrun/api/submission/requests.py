@@ -96,6 +96,8 @@ def how_to_submit(script: Path) -> str:
             f"a batch script is for sbatch: sbatch {name}; hpcrun writes its own, from the words: hpcrun "
             f"submit {words}"
         )
+    if script.suffix == ".ipynb":
+        return f"a notebook is no program; convert it first: jupyter nbconvert --to script {name}"
     program = f"{_INTERPRETERS.get(script.suffix, 'bash')} {name}"
     if script.suffix not in _INTERPRETERS and os.access(script, os.X_OK):
         program = name if "/" in name else f"./{name}"

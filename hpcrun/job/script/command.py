@@ -4,7 +4,6 @@ Each copy of such a program would train another model, and every copy would succ
 """
 
 import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Literal
 
 from hpcrun.config import Config
 from hpcrun.errors import UserError
+from hpcrun.job.script.program_file import missing_script, require_no_notebook, require_runnable
 from hpcrun.job.script.starters import LAUNCHERS, PYTHON, SHELLS, rank_starter, shell_runs
 
 
@@ -65,26 +65,18 @@ def require_there(
         UserError: the script does not exist, or needs an interpreter.
     """
     if not launched:
-        _require_program(command[0], folder)
+        require_runnable(command, folder)
     script = script_of(command, launched)
-    if script is None or "$" in script or (folder / script).exists():
+    if script is None:
+        return
+    require_no_notebook(script)
+    if (folder / script).exists():
         return
     path = Path(script)
     known = here or not path.is_absolute() or path.is_relative_to(folder)
     first = next((part for part in path.parts if part not in ("/", ".", "..")), "")
     if known and not any(first in line for line in prepared_by):
-        raise UserError(f"{script}: no such file in {folder}; check the path after `--`")
-
-
-def _require_program(name: str, folder: Path) -> None:
-    """Refuse a file of ``folder`` that is given as the program, but cannot be run."""
-    file = folder / name
-    runs = "/" in name and os.access(file, os.X_OK)
-    if not file.is_file() or ("/" not in name and shutil.which(name)) or runs:
-        return
-    starter = {".py": "python", ".sh": "bash"}.get(file.suffix)
-    remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
-    raise UserError(f"{name}: cannot be run by itself; {remedy}")
+        raise UserError(missing_script(script, command, folder))
 
 
 def is_python(command: Sequence[str]) -> bool:

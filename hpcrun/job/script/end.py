@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun import exit_codes
-from hpcrun.diagnose.causes import LOG_ENDS
+from hpcrun.diagnose.causes import LOG_ENDS, OWN_EXIT
 from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job.history import histories
+from hpcrun.job.script.starters import PYTHON
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
@@ -65,13 +66,20 @@ class ScriptEnd:
             # Python's text may be empty.
             words = error.message or "no message"
             return f"{words} ({rank})" if rank else words
-        words = f"{' '.join(self.command)[:80]} {_how(self.code)}"
+        how = f"{OWN_EXIT} {self.code}" if self._own_exit else _how(self.code)
+        words = f"{' '.join(self.command)[:80]} {how}"
         if error.name:
             # An exception that a signal followed.
             return f"{words}: {error.exception}"
         if rank and error.code is not None:
             words += f": {rank} {_how(error.code)}"
         return f"{words}{LOG_ENDS}{error.last_line}" if error.last_line else words
+
+    @property
+    def _own_exit(self) -> bool:
+        """True if a Python program chose its exit code: an exception leaves a traceback."""
+        python = bool(self.command) and PYTHON.fullmatch(Path(self.command[0]).name)
+        return bool(python) and self.code == 1 and self.error.quiet and self.error.rank is None
 
     @property
     def _raised(self) -> bool:

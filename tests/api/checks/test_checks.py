@@ -257,3 +257,33 @@ def test_all_refusals_come_together_with_their_places(
     # A run that was submitted like this before is not refused.
     check_submission(asked, lambda _: "", resumed=True)
     assert capsys.readouterr().err.count("hpcrun: ") >= 4
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("$SCRATCH/data", "the name of a variable"),
+        ("/a:${MY_LIB}/b", "the name of a variable"),
+        ("~/data", "a tilde"),
+        *[(text, "") for text in ("/a/b~", "a$b", "pa$$WORD", "$ORIGIN/../lib", "US$100", "{x}")],
+    ],
+)
+def test_a_value_that_only_a_shell_expands_gets_a_line(
+    value: str, shown: str, submission: Callable[..., Submission]
+) -> None:
+    found = [*shell_text.unexpanded_values(submission("python t.py", env={"DATA": value}))]
+    assert [(one.key, one.text.partition(" in its")[0]) for one in found] == (
+        [("job.env.DATA", f"has {shown}")] if shown else []
+    )
+    assert all(value not in one.text for one in found)
+
+
+def test_a_shell_script_with_windows_lines_gets_a_line(
+    submission: Callable[..., Submission],
+) -> None:
+    asked = submission("bash dos.sh")
+    (asked.folder / "dos.sh").write_bytes(b"ls\r\n")
+    (found,) = shell_text.carriage_returns(asked)
+    assert "sed -i 's/\\r$//' dos.sh" in found.text
+    for line in ("bash run.sbatch", "python t.py", "bash -c ls", ""):
+        assert [*shell_text.carriage_returns(submission(line))] == []

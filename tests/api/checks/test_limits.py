@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcrun.api.submission.checks.concern import Submission
-from hpcrun.api.submission.checks.limits import beyond_the_partition
+from hpcrun.api.submission.checks.limits import beyond_the_partition, likely_units
 from hpcrun.config import Config
 from hpcrun.slurm.nodes import Offer, PartitionLimits, parse_nodes, parse_partitions
 
@@ -56,6 +56,22 @@ def test_a_request_that_does_not_fit_gets_a_line(job: dict[str, Any], parts: lis
     (line,) = told(**job)
     for part in parts:
         assert part in line
+
+
+@pytest.mark.parametrize(
+    ("job", "line"),
+    [
+        ({"mem": "64"}, "job.mem: 64 is 64 megabytes for Slurm; write --mem 64G for gigabytes"),
+        ({"time": "2"}, "job.time: 2 is minutes for Slurm; write --time 2:00:00 for hours, 2-0 for days"),
+        *[({"mem": value}, "") for value in ("64M", "64000", "0")],
+        ({"time": "30"}, ""),
+        ({"time": "0:01:30"}, ""),
+    ],
+)  # fmt: skip
+def test_a_number_that_means_another_unit_gets_a_line(job: dict[str, Any], line: str) -> None:
+    found = [*likely_units(Submission(Config(job=job)))]
+    assert [f"{one.key}: {one.text}" for one in found] == ([line] if line else [])
+    assert not any(one.refused for one in found)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ def test_a_relative_path_is_known(line: str, tmp_path: Path) -> None:
         "python /nodes/missing.py",
         "bash -c 'python missing.py'",
         "apptainer exec image.sif python missing.py",
-        "python $SCRATCH/missing.py",
         "missing",
         "torchrun -m missing.train",
     ],
@@ -93,16 +92,68 @@ def test_the_value_of_an_option_is_no_script(line: str, tmp_path: Path) -> None:
         ("./train.py", "./train.py: cannot be run by itself; did you mean `python ./train.py`?"),
         ("run.sh", "run.sh: cannot be run by itself; did you mean `bash run.sh`?"),
         ("binary", "binary: cannot be run by itself; make it executable: ./binary"),
+        (
+            "'python train.py'",
+            "'python train.py': the quotes make one name of the program and its "
+            "arguments; remove them: -- python train.py",
+        ),
+        (
+            "./dos",
+            "./dos: has Windows line endings, so Linux reads a carriage return as a part of each line; "
+            "remove them: sed -i 's/\\r$//' ./dos",
+        ),
+        (
+            "./plain.sh",
+            "./plain.sh: has no first line such as #!/bin/bash, so Linux knows no interpreter for it; did "
+            "you mean `bash ./plain.sh`?",
+        ),
+        (
+            "source env",
+            "source: is a command of the shell, not a program; give it as a line of the set-up, and "
+            "your program after `--`: 'job.setup=[source env]'",
+        ),
+        (
+            "conda activate x",
+            "conda: is a command of the shell, not a program; give it as a line of the set-up, "
+            "and your program after `--`: 'job.setup=[conda activate x]'",
+        ),
+        (
+            "python net.ipynb",
+            "net.ipynb: is a notebook, and Python runs scripts; convert it first: jupyter "
+            "nbconvert --to script net.ipynb",
+        ),
+        ("python trian.py", "trian.py: no such file in HERE; did you mean train.py?"),
+        (
+            "python my train.py",
+            "my: no such file in HERE; quote a path with a blank: 'my train.py'",
+        ),
+        (
+            "bash '$WORK/t.sh'",
+            "$WORK/t.sh: no such file in HERE; no shell expands $WORK there: write it without "
+            "quotes",
+        ),
+        (
+            "python '~/t.py'",
+            "~/t.py: no such file in HERE; no shell expands ~ there: write it without quotes",
+        ),
     ],
 )
 def test_a_script_without_its_interpreter_is_refused(
     line: str, remedy: str, tmp_path: Path
 ) -> None:
-    for name in ("train.py", "run.sh", "binary"):
+    for name in ("train.py", "run.sh", "binary", "net.ipynb", "my train.py"):
         (tmp_path / name).touch()
+    for name, text in (
+        ("dos", "#!/bin/sh\r\nls\r\n"),
+        ("plain.sh", "ls\n"),
+        ("tool", "#!/bin/sh\n"),
+    ):
+        (tmp_path / name).write_bytes(text.encode())
+        (tmp_path / name).chmod(0o755)
     with pytest.raises(UserError) as caught:
         require_there(shlex.split(line), tmp_path, launched=False, here=False, prepared_by=[])
-    assert str(caught.value) == remedy
+    assert str(caught.value) == remedy.replace("HERE", str(tmp_path))
     (tmp_path / "train.py").chmod(0o755)
     assert not refused("./train.py", tmp_path)
+    assert not refused("./tool source 'python train.py'", tmp_path)
     assert not refused("python train.py", tmp_path)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from hpcrun.diagnose.script_log import ScriptError
+from hpcrun.diagnose.causes import first_cause
+from hpcrun.diagnose.script_log import ScriptError, script_error
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script import run as running
@@ -101,6 +102,28 @@ def test_a_failed_end_has_its_own_message_or_its_code() -> None:
         "sh ended with exit code 137: its program was killed by SIGKILL"
     )
     assert ScriptEnd(["sh"], 255).message == "sh ended with exit code 255"
+
+
+@pytest.mark.parametrize(
+    ("words", "log", "line"),
+    [
+        ("python t.py", "loss 2\nno data in /x\n", "exit code 1 after 'no data in /x'"),
+        ("python3 -u t.py", "no data\n", "exit code 1 after 'no data'"),
+        ("python t.py", "Connection refused\n", ""),  # a server may answer later
+        ("python t.py", "Traceback (most recent call last):\nE: a\n" + "x\n" * 40 + "bad\n", ""),
+        ("bash t.sh", "no data\n", ""),
+        ("python t.py", "", ""),
+    ],
+)
+def test_a_python_program_that_ends_itself_twice_fails_equally(
+    words: str, log: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_text(log)
+    end = ScriptEnd(words.split(), 1, script_error(tmp_path / "log", 1))
+    found = first_cause([end.failure(0, None)], [])
+    assert found is not None
+    assert found.failure == line
+    assert not found.bad_input
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,13 @@ CHECKS: Sequence[Check] = (
     launchers.separate_trainings,
     launchers.other_counts,
     shell_text.ignored_requests,
+    shell_text.unexpanded_values,
+    shell_text.carriage_returns,
     shell_text.hidden_exit_codes,
     script_options.options_of_hpcrun,
     interpreter.missing_packages,
     limits.beyond_the_partition,
+    limits.likely_units,
 )
 """Functions that change nothing, in the order of their lines."""
 

@@ -14,6 +14,9 @@ from hpcrun.slurm.launch.resources import partition_names, partitions_for
 from hpcrun.slurm.nodes import NodeResources, Offer, Partition
 
 _SHOWN = 12
+# Less memory than the import of torch needs, and less time than a start and a save.
+_LEAST_MIB = 1024
+_LEAST_MINUTES = 3
 _MIB = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20}
 
 
@@ -41,6 +44,22 @@ def beyond_the_partition(submission: Submission) -> Iterator[Concern]:
     nodes = [node for node in offer.nodes if names & node.partitions]
     if nodes:
         yield from _of_a_node(job, partitions, nodes)
+
+
+def likely_units(submission: Submission) -> Iterator[Concern]:
+    """Find a memory and a time that were probably meant in another unit than Slurm reads."""
+    job = submission.config.job
+    if job.mem is not None and job.mem.isdecimal() and 0 < int(job.mem) < _LEAST_MIB:
+        yield Concern(
+            f"{job.mem} is {job.mem} megabytes for Slurm; write --mem {job.mem}G for gigabytes",
+            "job.mem",
+        )
+    minutes, seconds = divmod(job.time_seconds or 0, 60)
+    if 0 < minutes <= _LEAST_MINUTES and not seconds:
+        yield Concern(
+            f"{minutes} is minutes for Slurm; write --time {minutes}:00:00 for hours, {minutes}-0 for days",
+            "job.time",
+        )
 
 
 def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Concern]:

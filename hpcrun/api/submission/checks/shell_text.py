@@ -8,10 +8,14 @@ from pathlib import Path
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.api.submission.checks.launchers import program_of
 from hpcrun.api.submission.requests import requests_in, submit_words
+from hpcrun.job.script.command import script_of
+from hpcrun.job.script.program_file import has_windows_lines, windows_lines
 from hpcrun.job.script.starters import PYTHON, shell_program, without_wrappers
 
 _SEPARATORS = frozenset({";", "&&", "||", "|", "|&", "&", "(", ")", "{", "}"})
 _KEEPS_CODES = re.compile(r"pipefail|PIPESTATUS|pipestatus")
+# The loader of Linux expands the three names itself (ld.so(8)).
+_FOR_A_SHELL = re.compile(r"^~/|(?:^|[/:])\$(?!\{?(?:ORIGIN|LIB|PLATFORM)\b)\{?[A-Z][A-Z0-9_]+")
 _HARMLESS = frozenset({"true", ":", "echo", "printf"})
 _STARTS_TRAINING = frozenset({"accelerate", "deepspeed", "torchrun"})
 
@@ -29,6 +33,27 @@ def ignored_requests(submission: Submission) -> Iterator[Concern]:
         f"the #SBATCH lines of the script have no effect, because hpcrun submits another script; "
         f"write: hpcrun submit {words}{rest}"
     )
+
+
+def carriage_returns(submission: Submission) -> Iterator[Concern]:
+    """Find a script of a shell with Windows line endings: the shell would read them as parts of its words."""
+    command = submission.config.command
+    script = script_of(command) if command and _text(submission) is not None else None
+    if script and has_windows_lines(submission.folder / script):
+        yield Concern(f"{script} {windows_lines(script)}")
+
+
+def unexpanded_values(submission: Submission) -> Iterator[Concern]:
+    """Find variables of the job whose values only a shell would expand; the values stay secret."""
+    for name, value in submission.config.job.env.items():
+        found = _FOR_A_SHELL.search(value)
+        if found:
+            what = "a tilde" if found[0].startswith("~") else "the name of a variable"
+            yield Concern(
+                f"has {what} in its value, and no shell expands it; write the whole value, or a line in "
+                f"job.setup: export {name}=…",
+                f"job.env.{name}",
+            )
 
 
 def hidden_exit_codes(submission: Submission) -> Iterator[Concern]:
