@@ -14,8 +14,8 @@ _LONGEST = 120
 def place(frames: str, message: str) -> str:
     """Return where an error was raised, as text behind ``message``.
 
-    The last frame of the program comes before frames of libraries, since the program chose the call. A
-    message without words gets the line of source that raised it, which names the condition of an assertion.
+    The last frame of the program comes before frames of libraries, since the program chose the call.
+    A message without words gets the line of source that raised it: the condition of an assertion.
 
     Args:
         frames: the lines of the traceback.
