@@ -83,7 +83,10 @@ def _require_program(name: str, folder: Path) -> None:
     if not file.is_file() or ("/" not in name and shutil.which(name)) or runs:
         return
     starter = {".py": "python", ".sh": "bash"}.get(file.suffix)
-    remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
+    path = name if "/" in name else f"./{name}"
+    remedy = f"chmod +x {path}, and write {path}"
+    if starter:
+        remedy = f"did you mean `{starter} {name}`?"
     raise UserError(f"{name}: cannot be run by itself; {remedy}")
 
 
