@@ -11,6 +11,15 @@ if sys.version_info < (3, 10):  # noqa: UP036
     found = "%d.%d (%s)" % (sys.version_info[0], sys.version_info[1], sys.executable)  # noqa: UP031
     raise ImportError("hpcrun needs Python 3.10 or newer, and this is " + found)
 
+import os
+
+# `python -m hpcrun` puts the working folder first, whose queue.py or random.py would replace Python's own.
+# While -m looks for a module of this package, its name stands for the program.
+if sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False):
+    _found = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    if sys.path[0] != _found:
+        del sys.path[0]
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

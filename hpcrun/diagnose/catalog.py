@@ -25,7 +25,18 @@ Retry = Literal["helps", "elsewhere", "unlikely", "never"]
 
 _FOLDER = Path(__file__).with_name("catalog")
 _FILES = (
-    *("slurm", "scripts", "launchers", "containers", "nccl", "gpu", "memory", "files", "compile", "python"),
+    *(
+        "slurm",
+        "scripts",
+        "launchers",
+        "containers",
+        "nccl",
+        "gpu",
+        "memory",
+        "files",
+        "compile",
+        "python",
+    ),
     *("torch", "libraries", "signals"),
 )
 _FAMILIES = ("families", "families-general")

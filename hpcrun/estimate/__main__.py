@@ -55,6 +55,8 @@ def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
     begun = time.monotonic()
     seed_alike(config.seed)
     ranks = config.job.min_nodes * config.job.tasks_on_node
+    # The user's task, as in the ranks.
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109
     task = load_task(config)
     _tell(f"a step of {'one rank' if ranks == 1 else f'one of {ranks} ranks'} on fake tensors")
     found = trace(task, config, memory, _tell, gpu=gpu)

@@ -10,6 +10,7 @@ on the connection.
 """
 
 import contextlib
+import errno
 import json
 import os
 import queue
@@ -53,10 +54,14 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 class Connection:
-    """A socket that carries JSON lines."""
+    """A socket that carries JSON lines.
 
-    def __init__(self, link: socket.socket) -> None:
-        self.link = link
+    Attributes:
+        most: bytes that a line may have; None: any number.
+    """
+
+    def __init__(self, link: socket.socket, most: int | None = None) -> None:
+        self.link, self.most = link, most
         self._left = b""
         self._sending = threading.Lock()
 
@@ -69,15 +74,17 @@ class Connection:
         """Return the complete messages that have arrived; None if the other end is closed.
 
         Raises:
-            OSError: the connection is broken.
+            OSError: the connection is broken, or a line is too long.
         """
-        part = self.link.recv(1 << 16)
+        part = self.link.recv(self.most or 1 << 16)
         if not part:
             return None
         *lines, self._left = (self._left + part).split(b"\n")
+        if self.most is not None and max(map(len, (*lines, self._left))) > self.most:
+            raise OSError(errno.EMSGSIZE, "a line is too long")
         found = []
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 value = json.loads(line)
                 if isinstance(value, dict):
                     found.append(value)

@@ -28,6 +28,8 @@ _TICK = 0.25
 _UNREACHED = (errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.EHOSTDOWN)
 # Seconds for the start of the agents, with a Python from a busy file server.
 _START = 120.0
+# Bytes of an agent's first line, which anybody on the network may send.
+_GREETING = 1 << 12
 _ENDED = "the agent there has ended"
 
 
@@ -313,7 +315,7 @@ class NodeWatch:
             link, _ = server.accept()
             # A reader that does not read must not stop the watch.
             link.settimeout(1.0)
-            connection = Connection(link)
+            connection = Connection(link, _GREETING)
             self._strangers[connection] = time.monotonic()
             self._selector.register(link, selectors.EVENT_READ, connection)
 
@@ -345,7 +347,9 @@ class NodeWatch:
         """Accept an agent with the key, in place of an earlier agent of its node."""
         self._strangers.pop(connection, None)
         node = str(message.get("node"))
-        right = secrets.compare_digest(str(message.get("key")), self._key)
+        # Of texts, compare_digest takes ASCII only.
+        given = str(message.get("key")).encode(errors="backslashreplace")
+        right = secrets.compare_digest(given, self._key.encode())
         if not right or node not in self._states or node in self.lost:
             # The agent of a node that was given up stays: if the link of this host was cut, Slurm may end
             # this program, and then only an agent can requeue the job.
@@ -355,6 +359,7 @@ class NodeWatch:
                     connection.send({"do": "end"})
             self._drop(connection)
             return
+        connection.most = None
         state = self._states[node]
         if state.connection is not None:
             self._drop(state.connection)

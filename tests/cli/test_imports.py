@@ -75,3 +75,15 @@ def test_ctrl_c_during_the_imports_prints_no_traceback(monkeypatch: pytest.Monke
     with pytest.raises(SystemExit) as ended:
         run("status")
     assert ended.value.code == 130
+
+
+def test_modules_of_the_working_folder_replace_none_of_python(tmp_path: Path) -> None:
+    for name in ("argparse", "queue", "random"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the working folder')\n")
+    command = [sys.executable, "-m", "hpcrun", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    # A program of the user keeps its own folder.
+    code = "import sys; before = sys.path[:]; import hpcrun; assert sys.path == before"
+    (tmp_path / "mine.py").write_text(code)
+    subprocess.run([sys.executable, "-m", "mine"], cwd=tmp_path, check=True)

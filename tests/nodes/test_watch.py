@@ -197,13 +197,25 @@ def test_an_agent_reports_peers_that_it_cannot_reach(machine):
         assert machine.answer("reached")["reached"] is reached
 
 
-def test_a_stranger_without_the_key_is_no_agent(machine):
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        # So does an agent that a killed batch step has left.
+        (b'{"key": "wrong", "node": "node2", "door": 1}\n', '{"do": "end"}\n'),
+        ('{"key": "é", "node": "node2"}\n'.encode(), '{"do": "end"}\n'),
+        (b'{"key": "\\ud800"}\n', '{"do": "end"}\n'),
+        (b'{"a":' * 800 + b'\n{"key": 1}\n', '{"do": "end"}\n'),
+        (b"x" * 5000, ""),
+        (b"[" * 5000 + b"\n", ""),
+    ],
+)
+def test_a_stranger_without_the_key_is_no_agent(machine, line, answer):
     machine.connect_all()
     with socket.create_connection(("127.0.0.1", machine.port)) as link:
-        link.sendall(b'{"key": "wrong", "node": "node2", "door": 1}\n')
-        answer = link.makefile().read()
-    # So does an agent that a killed batch step has left.
-    assert json.loads(answer) == {"do": "end"}
+        link.sendall(line)
+        # What is left unread makes the kernel end the connection with an error.
+        with contextlib.suppress(ConnectionResetError):
+            assert link.makefile().read() == answer
     assert machine.watch.connected() == list(NODES)
 
 

@@ -35,7 +35,9 @@ def require_runnable(command: Sequence[str], folder: Path) -> None:
         return
     starter = {".py": "python", ".sh": "bash", ".bash": "bash"}.get(file.suffix)
     if "/" not in name or not os.access(file, os.X_OK):
-        remedy = f"did you mean `{starter} {name}`?" if starter else f"make it executable: ./{name}"
+        path = name if "/" in name else f"./{name}"
+        runs = f"chmod +x {path}, and write {path}"
+        remedy = f"did you mean `{starter} {name}`?" if starter else runs
         raise UserError(f"{name}: cannot be run by itself; {remedy}")
     start = _start_of(file)
     first = start.partition(b"\n")[0]

@@ -91,7 +91,8 @@ def test_the_value_of_an_option_is_no_script(line: str, tmp_path: Path) -> None:
         ("train.py --lr 1", "train.py: cannot be run by itself; did you mean `python train.py`?"),
         ("./train.py", "./train.py: cannot be run by itself; did you mean `python ./train.py`?"),
         ("run.sh", "run.sh: cannot be run by itself; did you mean `bash run.sh`?"),
-        ("binary", "binary: cannot be run by itself; make it executable: ./binary"),
+        ("binary", "binary: cannot be run by itself; chmod +x ./binary, and write ./binary"),
+        ("./binary", "./binary: cannot be run by itself; chmod +x ./binary, and write ./binary"),
         (
             "'python train.py'",
             "'python train.py': the quotes make one name of the program and its "

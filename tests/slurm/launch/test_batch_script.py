@@ -1,5 +1,6 @@
 """The shell code of the batch scripts, with a substitute for the interpreter of the batch step."""
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_a_step_is_called_once_and_gives_its_code(desk: Desk, kind: str, code: i
     assert desk.submit(kind, **ELEMENT).returncode == code
     assert desk.called("python") == [f"python -m hpcrun batch {desk.run}{OPTIONS[kind]}"]
     assert desk.called("scontrol") + desk.called("sleep") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_of_another_user_gets_no_file(desk: Desk, kind: str) -> None:
+    desk.answer("python", "exit 2")
+    os.chown(desk.run, 65534, -1)
+    assert desk.submit(kind, **ELEMENT).returncode == 2
+    assert [*desk.run.iterdir()] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
