@@ -56,8 +56,8 @@ class Accumulation:
             return ""
         return (
             f"training_step: call {dropped + 1} of {self.calls} has raised an exception, and the training "
-            f"goes on, so the gradients of {dropped} earlier calls are dropped, and this call is the first of "
-            "an optimizer step; check the batch before the call, and skip it on all ranks"
+            f"goes on, so the gradients of {dropped} earlier calls are dropped, and this call is the first "
+            "of an optimizer step; check the batch before the call, and skip it on all ranks"
         )
 
     def require_none(self, form: str) -> None:
