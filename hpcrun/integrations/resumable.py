@@ -469,8 +469,8 @@ def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
             )
         if hasattr(one, "_forward_module"):
             raise UserError(
-                f"{name}: is a {type(one).__name__} of Lightning Fabric, and its state_dict() has other names "
-                "than its weights; pass model=model._forward_module and optimizer=optimizer.optimizer"
+                f"{name}: is a {type(one).__name__} of Lightning Fabric, and its state_dict() has other "
+                "names than its weights; pass model=model._forward_module and optimizer=optimizer.optimizer"
             )
     for name, one in optimizers.items():
         if not all(callable(getattr(one, way, None)) for way in ("state_dict", "load_state_dict")):
