@@ -111,7 +111,10 @@ def _print_evidence(run: RunDirectory, ended: str | None) -> None:
     )
     # If rank 0 refused the input, the line suffices: other ranks only lost their connection.
     if cause is not None and cause.traceback and (ended != "bad-input" or cause.bad_input):
-        say(*quoted(cause.traceback))
+        last = cause.traceback.rstrip().rpartition("\n")[2]
+        if ended != "bad-input" or not last.startswith("hpcrun."):
+            # Not for a refusal of hpcrun, which the line before has with the place of the call.
+            say(*quoted(cause.traceback))
         if cause.copy:
             say(f"  copy  {cause.copy} (read-only copy of the submitted code; edit the original)")
     say(f"  logs  {folder}")

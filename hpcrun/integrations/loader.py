@@ -382,12 +382,22 @@ def _parts(loader: Any) -> list[Any]:
     return found
 
 
+_OF_FABRIC = (
+    "with Fabric, leave this loader out of setup_dataloaders(), and make it with "
+    "sampler=DistributedSampler(dataset)"
+)
+_OF_LIBRARY = {
+    "timm": "start timm's train.py with --no-prefetcher (create_loader(use_prefetcher=False))",
+    "lightning": _OF_FABRIC,
+    "lightning_fabric": _OF_FABRIC,
+}
+
+
 def _require_exact(loader: Any, name: str) -> None:
     if not isinstance(loader, DataLoader):
-        remedy = (
-            "start timm's train.py with --no-prefetcher (create_loader(use_prefetcher=False))"
-            if type(loader).__module__.startswith("timm.")
-            else "pass the DataLoader, or remove loader= if the loop makes its own batches from the global "
+        library = type(loader).__module__.partition(".")[0]
+        remedy = _OF_LIBRARY.get(library) or (
+            "pass the DataLoader, or remove loader= if the loop makes its own batches from the global "
             "generators"
         )
         raise UserError(

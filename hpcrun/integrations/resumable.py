@@ -482,6 +482,11 @@ def _require_usable(models: dict[str, Any], optimizers: dict[str, Any]) -> None:
             raise UserError(
                 f"{name}: is a {type(one).__name__}, not a Module; pass it by another name"
             )
+        if hasattr(one, "_forward_module"):
+            raise UserError(
+                f"{name}: is a {type(one).__name__} of Lightning Fabric, and its state_dict() has other "
+                "names than its weights; pass model=model._forward_module and optimizer=optimizer.optimizer"
+            )
     for name, one in optimizers.items():
         if not all(callable(getattr(one, way, None)) for way in ("state_dict", "load_state_dict")):
             raise UserError(

@@ -387,11 +387,11 @@ def _counts(value: Any, depth: int = 3) -> bool:
         return value.ndim == 0
     if _is_plain(value) or isinstance(value, np.generic | torch.device | torch.dtype | Path):
         return True
-    parts = value if isinstance(value, list | tuple | set | deque) else None
-    held = value if isinstance(value, dict) else getattr(value, "__dict__", None)
-    parts = held.values() if parts is None and held is not None else parts
-    if parts is None or not depth:
+    several = isinstance(value, list | tuple | set | deque)
+    if not depth or not (several or isinstance(value, dict) or hasattr(value, "__dict__")):
         return False
+    held = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    parts: Iterable[Any] = value if several else held.values()
     return all(_counts(one, depth - 1) for one in itertools.islice(parts, _LONGEST))
 
 

@@ -1,10 +1,12 @@
 """The end of a run on the screen."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hpcrun import exit_codes
+from hpcrun.cli import output
 from hpcrun.cli.follow import Pace, follow
 from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
@@ -156,6 +158,26 @@ def test_bad_input_hides_the_tracebacks_of_ranks_that_it_left(
     _fail(folder, 1, RuntimeError("Connection closed by peer"))
     assert print_end(run) == exit_codes.BAD_INPUT
     assert capsys.readouterr().out.splitlines()[1:] == [f"  logs  {folder}"]
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [("hpcrun.errors.UserError: loader: no", False), ("NameError: name 'x' is not defined", True)],
+)
+def test_a_refusal_in_a_script_is_a_line_without_traceback(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    shown: bool,
+) -> None:
+    run, trace = RunDirectory(tmp_path), f"Traceback (most recent call last):\n  File x\n{last}\n"
+    record_event(run, "opened", attempt=Attempt("1", 0))
+    write_json(run.result, {"state": "failed", "cause": "bad-input", "reason": last})
+    found = SimpleNamespace(traceback=trace, bad_input=True, copy=None)
+    monkeypatch.setattr(output, "first_cause", lambda *_: found)
+    assert print_end(run) == exit_codes.BAD_INPUT
+    assert ("    | Traceback" in capsys.readouterr().out) == shown
 
 
 def test_a_run_that_was_deleted_is_not_to_be_continued(

@@ -129,7 +129,6 @@ def everyone(**options):
 # Each gives a new state and hook.
 HOOKS = {
     "powersgd": lambda: (powersgd(matrix_approximation_rank=2), powerSGD_hook.powerSGD_hook),
-    "batched": lambda: (powersgd(), powerSGD_hook.batched_powerSGD_hook),
     "wrapped": lambda: (
         powersgd(warm_start=False),
         default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
