@@ -316,7 +316,8 @@ def _kind_and_place(failure: Failure) -> str:
     the same line has one reason.
     """
     words, ends, line = failure.message.partition(LOG_ENDS)
-    if ends and OWN_EXIT in words and not failure.where:
+    # A line of hpcrun's own, such as a warning about the node, is the last one of a silent program.
+    if ends and OWN_EXIT in words and not line.startswith("hpcrun: "):
         return f"exit code 1 after {line!r}"
     return f"{failure.kind} at {failure.where}" if failure.where else ""
 

@@ -113,6 +113,7 @@ def test_a_failed_end_has_its_own_message_or_its_code() -> None:
         ("python t.py", "Traceback (most recent call last):\nE: a\n" + "x\n" * 40 + "bad\n", ""),
         ("bash t.sh", "no data\n", ""),
         ("python t.py", "", ""),
+        ("python t.py", "hpcrun: WARNING: n1: no GPU driver\n", ""),
     ],
 )
 def test_a_python_program_that_ends_itself_twice_fails_equally(
