@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,22 +65,19 @@ class ConfigError(UserError):
 
     Attributes:
         problems: the problems.
+        more: the number of further problems.
     """
 
     def __init__(self, problems: Iterable[Problem], more: int = 0) -> None:
         """Collect the problems; ``more``: the number of further problems."""
-        self.problems, self._more = tuple(problems), more
+        self.problems, self.more = tuple(problems), more
         super().__init__("\n".join(self.lines))
-
-    def changed(self, change: Callable[[Problem], Problem]) -> ConfigError:
-        """Return the same error with each problem replaced by ``change`` of it."""
-        return ConfigError(map(change, self.problems), self._more)
 
     @property
     def lines(self) -> list[str]:
         """Text of `problems`, one line each, and the number of further problems."""
         shown = [str(problem) for problem in self.problems[:MOST_SHOWN]]
-        more = self._more + len(self.problems) - len(shown)
+        more = self.more + len(self.problems) - len(shown)
         return [*shown, f"and {more} further problems; correct these first"] if more else shown
 
 

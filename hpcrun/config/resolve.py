@@ -88,7 +88,7 @@ def load_resolved(path: str | Path, content: bytes | None = None) -> Config:
     try:
         return resolve([file_layer(path, content=content)])
     except ConfigError as error:
-        raise error.changed(_of_another_version) from None
+        raise ConfigError(map(_of_another_version, error.problems), error.more) from None
 
 
 def _of_another_version(problem: Problem) -> Problem:
