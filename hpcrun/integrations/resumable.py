@@ -15,6 +15,7 @@ from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
+from hpcrun.integrations.held_data import HeldData
 from hpcrun.integrations.loader import (
     ExactLoader,
     UnknownLoaders,
@@ -121,15 +122,14 @@ class Resumable:
         first = next((name for name, one in optimizers.items() if isinstance(one, Optimizer)), "")
         self._schedulers = named["scheduler"]
         self._loaders = {name: ExactLoader(one, name=name) for name, one in named["loader"].items()}
+        self._held = HeldData({name: one.dataset for name, one in self._loaders.items()})
         require_own_generators()
         self.steps, self.epoch, self.kept = 0, 0, None
         self._epoch_random: Any = None  # of the generators at the start of the epoch
         self._random: Any = None  # of the generators at the save
         self._resumed = False
-        self._begin, self._asked_position = (
-            0,
-            True,
-        )  # of an epoch: its first step, and if it is known
+        # Of an epoch: its first step, and if it is known.
+        self._begin, self._asked_position = 0, True
         self._places: list[Any] = []
         self._begun: set[str] = set()  # the loaders with a pass in this epoch
         self._left: set[str] = set()  # the loaders with a pass that has begun and not ended
@@ -181,6 +181,8 @@ class Resumable:
             self._session.say(line)
         self.steps = self._first = self._session.restore()
         self.notes = self._session.checkpointer.notes
+        if self._held.line:
+            self._session.say(self._held.line)
         if self.steps:
             self._resumed, self._random = True, capture_rank()
         for one in optimizers.values():
@@ -374,6 +376,7 @@ class Resumable:
             "epoch_random": self._epoch_random,
             "epoch_begin": self._begin,
             "kept": on_cpu(self.kept),
+            "held": self._held.marks,
             "loaders": {name: self._pass(name, one) for name, one in self._loaders.items()},
         }
 
@@ -391,6 +394,7 @@ class Resumable:
         self.epoch, self._epoch_random = state["epoch"], state["epoch_random"]
         self._begin = state.get("epoch_begin", 0)  # a checkpoint of an older version has none
         self.kept = on_device(state["kept"])
+        self._held.compare(state.get("held", {}))
         for name, one in self._loaders.items():
             one.load_state_dict(state["loaders"][name])
         self._begun = {name for name, one in self._loaders.items() if one.resumed}
