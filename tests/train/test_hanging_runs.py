@@ -13,8 +13,9 @@ from hpcrun import get_rank
 from hpcrun.job import exit_codes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import stacks_path
-from hpcrun.run.events import Attempt, Cause
+from hpcrun.run.journal.events import Cause
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, FAILED, play_run

@@ -21,21 +21,23 @@ from hpcrun.config import Config, all_differences, load_resolved, to_yaml
 from hpcrun.errors import SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run import directory
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
+from hpcrun.run.journal.events import Submitted
+from hpcrun.run.journal.journal import Journal, job_of_process
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, stopping, submission
-from hpcrun.slurm.launch.slurm_jobs import Submitted
+from hpcrun.slurm.launch.slurm_jobs import SubmittedJob
 from hpcrun.worker import train_here
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-def hand_over(plan: SubmissionPlan) -> Submitted | None:
+def hand_over(plan: SubmissionPlan) -> SubmittedJob | None:
     """Submit the run of ``plan``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
@@ -92,7 +94,7 @@ def _submitted(
     plan: SubmissionPlan,
     signals: list[signal.Signals],
     ours: list[str],
-) -> Submitted | None:
+) -> SubmittedJob | None:
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
@@ -228,7 +230,7 @@ def _train_here(run: RunDirectory) -> int:
     for name in os.environ.keys() - scrub(os.environ).keys():
         del os.environ[name]
     attempt = Attempt(job_of_process(run, os.getpid()), 0)
-    record_event(run, "submitted", executor="debug", job=attempt.job)
+    Journal(run).append(Submitted(attempt=attempt, executor="debug"))
     try:
         return train_here(run.path)
     except KeyboardInterrupt:

@@ -33,7 +33,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc
 from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.slurm_jobs import ExecutorName, Submitted
+from hpcrun.slurm.launch.slurm_jobs import ExecutorName, SubmittedJob
 from hpcrun.slurm.nodes import cluster_offer
 from hpcrun.tasks import options_for
 from hpcrun.tasks.hugging_face import require_same
@@ -67,7 +67,7 @@ class SubmissionPlan:
         again = self.start == "again"
         (continuing.compare if again else continuing.require_unchanged)(self.run, self.config)
 
-    def carry_out(self) -> Submitted | None:
+    def carry_out(self) -> SubmittedJob | None:
         """Submit the run; None for the executors ``debug`` and ``prepared``.
 
         Raises:

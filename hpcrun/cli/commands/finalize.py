@@ -21,7 +21,7 @@ from hpcrun.printing import say
 from hpcrun.ranks.launchers import in_local_cluster, job_id
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import read_events
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.streams import outlive_full_disk
 from hpcrun.run.trust import require_own
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not ended.classification.decision.restart:
         return final_code(ended.classification, arguments.exit_code)
     obstacle = attempt_obstacle(
-        read_events(directory),
+        Journal(directory).read(),
         attempt,
         ended.classification.cause,
         wanted=ended.config.restarts.in_place,
