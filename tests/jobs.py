@@ -14,11 +14,12 @@ from typing import Any
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.journal.events import Event
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobStatus
+from tests.journal import read_events
 from tests.start_server import COMMANDS
 
 PATIENCE = 300.0
@@ -216,7 +217,7 @@ def wait_for_end(run: RunDirectory, timeout: float = PATIENCE) -> None:
 
 def events(run: RunDirectory, what: str) -> list[Event]:
     """Return the events of one kind, in order."""
-    return [event for event in read_events(run) if event.what == what]
+    return [event for event in read_events(run) if event.tag == what]
 
 
 def result(run: RunDirectory) -> dict[str, Any]:

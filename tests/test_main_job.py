@@ -54,7 +54,7 @@ def test_a_killed_rank_ends_the_job_with_the_cause_first(tmp_path: Path) -> None
     jobs.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"
-    assert str(first.fields["reason"]).startswith("rank 3 on local1 was killed by SIGKILL")
+    assert str(first.reason).startswith("rank 3 on local1 was killed by SIGKILL")
     assert [event.cause for event in jobs.events(run, "ended")] == ["crash", "finished"]
 
 

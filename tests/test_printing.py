@@ -13,9 +13,9 @@ import pytest
 
 import hpcrun
 from hpcrun.printing import escaped, logged, quoted, say
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Failure
-from hpcrun.run.events import Attempt
 from tests.cli.terminal import Terminal
 
 PACKAGE = Path(hpcrun.__file__).parent

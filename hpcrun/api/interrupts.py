@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from hpcrun.config import load_resolved
 from hpcrun.job.finalize import write_result
-from hpcrun.job.history import last_committed
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Cause, read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.launch import jobs
 
 
@@ -75,5 +75,6 @@ def note_end(run: RunDirectory) -> None:
     """
     if read_json(run.result) is None:
         # The job was waiting, or its batch script was killed: no other process writes a result.
-        step = last_committed(read_events(run))
-        write_result(run, Cause.CANCELLED, "", "cancelled; `hpcrun resume` continues it", step)
+        state = Journal(run).read()
+        words = "cancelled; `hpcrun resume` continues it"
+        write_result(run, state, Cause.CANCELLED, "", words, state.committed)

@@ -8,7 +8,7 @@ other line follows the line before it in its file.
 import heapq
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +16,29 @@ from hpcrun.diagnose.read_log import labeled
 from hpcrun.diagnose.run_lines import names_another_run
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.journal.events import (
+    CancelRequested,
+    Ended,
+    Event,
+    Nonfinite,
+    Opened,
+    Preempted,
+    SaveFailed,
+    Slow,
+    SlowOver,
+    Stopped,
+    Submitted,
+    Suspended,
+    Unknown,
+)
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.slurm.launch import jobs
 
-# The lines of `hpcrun.run.events`: "step 12/100: loss …", "step 12: validation loss …".
+# The lines of `hpcrun.run.progress_lines`: "step 12/100: loss …", "step 12: validation loss …".
 _STEP = re.compile(r"step (\d+)(?:/\d+)?: ")
 # Clocks of nodes differ, and a text may name any date: only times near the attempt count.
 _EARLY, _LATE = 3600.0, 3600.0
@@ -126,11 +143,11 @@ def merged(streams: Iterable[Iterable[tuple[float, MergedLine]]]) -> Iterator[Me
         yield line
 
 
-def attempts_of(events: Sequence[Event]) -> dict[Attempt, float]:
+def attempts_of(state: State) -> dict[Attempt, float]:
     """Return the attempts, each with the time (Unix seconds) of its opening, or else of its end."""
     found: dict[Attempt, float] = {}
-    for event in events:
-        if event.attempt is not None and event.what in ("opened", "ended"):
+    for event in state.of_kind(Opened, Ended):
+        if event.attempt is not None:
             found.setdefault(event.attempt, event.time)
     return found
 
@@ -139,11 +156,11 @@ def event_lines(events: Iterable[Event]) -> Iterator[tuple[float, MergedLine]]:
     """Yield a line for each of the ``events`` that explains the log to its reader."""
     at = 0.0
     for event in events:
-        words = _WORDS.get(event.what)
+        words = _in_words(event)
         if words is None or event.attempt is None:
             continue
         at = max(at, event.time)
-        line = MergedLine(event.time, event.attempt, "run", words(event))
+        line = MergedLine(event.time, event.attempt, "run", words)
         yield at, line
 
 
@@ -168,40 +185,53 @@ def step_times(run: RunDirectory) -> StepTimes:
     return found
 
 
-def _opened(event: Event) -> str:
+def _opened(event: Opened) -> str:
     day = time.strftime("%Y-%m-%d", time.localtime(event.time))
-    nodes, attempt = event.fields.get("nodes"), event.attempt
+    nodes, attempt = event.nodes, event.attempt
     assert attempt is not None
-    where = f" on {nodes} node{'s' * (nodes != 1)}" if isinstance(nodes, int) else ""
+    where = "" if nodes is None else f" on {nodes} node{'s' * (nodes != 1)}"
     how = " inside the allocation" if attempt.in_place else ""
     return f"attempt {attempt.owner} begins{how}{where}, {day}"
 
 
-def _ended(event: Event) -> str:
-    reason = event.fields.get("reason")
-    reported = f"attempt ends: {event.cause}" + (f": {reason}" if reason else "")
-    return f"{reported}; it starts again" if event.fields.get("restart_allowed") else reported
+def _ended(event: Ended) -> str:
+    reported = f"attempt ends: {event.cause}" + (f": {event.reason}" if event.reason else "")
+    return f"{reported}; it starts again" if event.restart_allowed else reported
 
 
-_WORDS: Mapping[str, Callable[[Event], str]] = {
-    "opened": _opened,
-    # The step of a script is unknown unless the script reports it.
-    "stopped": lambda event: "stops" + (f" at step {event.step}" if event.step is not None else ""),
-    "suspended": lambda event: f"was suspended for {event.fields.get('seconds')} s",
-    "save-failed": lambda event: f"a checkpoint of step {event.step} could not be written",
-    "nonfinite": lambda event: f"gradients are not finite in step {event.step}",
-    "slow": lambda event: f"waits for {event.fields.get('host')}, which has become slow",
-    "slow-over": lambda event: f"no longer waits for {event.fields.get('host')}",
-    "preempted": lambda _: "gets the preemption signal (`hpcrun preempt`)",
-    "cancelled": lambda _: "is cancelled (`hpcrun cancel`)",
-    "cancel-failed": lambda _: "is not cancelled: Slurm refused the signal",
-    "ended": _ended,
-}
+def _in_words(event: Event) -> str | None:
+    """Return the words for an event that explains the log; None for another event."""
+    match event:
+        case Opened():
+            return _opened(event)
+        case Stopped(step=None):
+            # The step of a script is unknown unless the script reports it.
+            return "stops"
+        case Stopped():
+            return f"stops at step {event.step}"
+        case Suspended():
+            return f"was suspended for {event.seconds} s"
+        case SaveFailed():
+            return f"a checkpoint of step {event.step} could not be written"
+        case Nonfinite():
+            return f"gradients are not finite in step {event.step}"
+        case Slow():
+            return f"waits for {event.host}, which has become slow"
+        case SlowOver():
+            return f"no longer waits for {event.host}"
+        case Preempted():
+            return "gets the preemption signal (`hpcrun preempt`)"
+        case CancelRequested():
+            return "is cancelled (`hpcrun cancel`)"
+        case Ended():
+            return _ended(event)
+    return None
 
 
 def last_attempt(run: RunDirectory) -> Attempt | None:
     """Return the newest attempt of the run that has begun, or None."""
-    begun = (event.attempt for event in reversed(read_events(run)) if event.what != "submitted")
+    events, before = Journal(run).read().events, Submitted | Unknown
+    begun = (event.attempt for event in reversed(events) if not isinstance(event, before))
     return next((attempt for attempt in begun if attempt is not None), None)
 
 

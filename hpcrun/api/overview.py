@@ -11,8 +11,8 @@ from hpcrun.api.file_clock import FileClock
 from hpcrun.api.run_status import BRIEF, row_of
 from hpcrun.diagnose.brief import brief_cause
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import EventCache, signature
 from hpcrun.run.goodput import Goodput
+from hpcrun.run.journal.journal import StateCache, signature
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.jobs import RunState
@@ -108,7 +108,7 @@ class Overview:
 
     def __init__(self, entries: Sequence[StatusEntry]) -> None:
         self.entries = entries
-        self._events: EventCache | None = None
+        self._events: StateCache | None = None
         self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
         self._clock = FileClock()
         self.answered = True
@@ -119,7 +119,7 @@ class Overview:
         A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
         scheduler has answered.
         """
-        events = EventCache(self._events)
+        events = StateCache(self._events)
         errors: dict[Path, OSError] = {}
         for entry in self.entries:
             try:
@@ -150,7 +150,7 @@ class Overview:
             row["diagnosis"] = self._diagnosis(RunDirectory(Path(row["directory"])), events, until)
         return rows
 
-    def _diagnosis(self, run: RunDirectory, events: EventCache, until: float) -> str | None:
+    def _diagnosis(self, run: RunDirectory, events: StateCache, until: float) -> str | None:
         """Return the cause of a failure; the logs are read again only if the run has gone on."""
         mark = tuple(signature(path) for path in (run.events, run.result))
         if (run.path, mark) not in self._diagnoses:
@@ -171,7 +171,7 @@ def _has_settled(run: RunDirectory) -> bool:
 
 
 def _states(
-    runs: Sequence[RunDirectory], events: EventCache, errors: dict[Path, OSError]
+    runs: Sequence[RunDirectory], events: StateCache, errors: dict[Path, OSError]
 ) -> dict[Path, RunState]:
     """Return the state of each run by its path; a run that cannot be read is in ``errors`` instead."""
     try:

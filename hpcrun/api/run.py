@@ -16,8 +16,9 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import record_event
 from hpcrun.run.files import open_regular, read_json, read_lines
+from hpcrun.run.journal.events import Pruned
+from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.launch import jobs, stopping
 
 _P = ParamSpec("_P")
@@ -192,7 +193,7 @@ class Run:
         """
         if prune and jobs.state(self._directory).live:
             # First: if this process is killed now, the search knows that the job has to end.
-            record_event(self._directory, "pruned")
+            Journal(self._directory).append(Pruned())
         (stopping.kill if now else stopping.cancel)(self._directory)
         if wait and wait_for_ends([self._directory]):
             status = f"`hpcrun status {handle(self._directory)}`"

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,18 +9,17 @@ from hpcrun.api.file_clock import FileClock
 from hpcrun.api.pace import METRICS_READ, PaceFacts, facts, total_steps
 from hpcrun.api.state_words import (
     in_minutes,
-    restarts_by_cause,
-    restarts_in_place,
     state_in_words,
 )
 from hpcrun.checkpoint.storage.manifest import has_commit
 from hpcrun.diagnose.brief import brief_cause
-from hpcrun.job.history import all_histories, last_committed, of_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
-from hpcrun.run.events import Event, read_events
 from hpcrun.run.files import read_lines
 from hpcrun.run.goodput import goodput
+from hpcrun.run.journal.events import Opened, Saved, Started
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
@@ -33,7 +31,7 @@ BRIEF = 0.5
 def row_of(
     run_directory: RunDirectory,
     state: RunState,
-    events: Sequence[Event] | None = None,
+    journal: State | None = None,
     *,
     diagnose: bool = True,
     clock: FileClock | None = None,
@@ -41,31 +39,31 @@ def row_of(
     """Return the facts about a run in ``state`` as plain data; an unknown value is None.
 
     Args:
-        events: the events, if they have been read.
+        journal: the state by its journal, if that has been read.
         diagnose: look for the cause of a failure in the logs.
         clock: the clocks of the file servers, if other runs are read too.
 
     Raises:
         OSError: the files of the run cannot be read.
     """
-    events = read_events(run_directory) if events is None else events
-    pace = _pace(run_directory, events)
+    journal = Journal(run_directory).read() if journal is None else journal
+    pace = _pace(run_directory, journal)
     now = time.time()
     progress = (
-        _live_progress(run_directory, events, pace, clock or FileClock())
+        _live_progress(run_directory, journal, pace, clock or FileClock())
         if state.live
-        else _last_sign(run_directory, events, pace)
+        else _last_sign(run_directory, journal, pace)
     )
     failed, running = state.word == "failed", state.word == "running"
     stepped = progress.stepped if running else None
     return {
         "name": run_directory.name,
         "state": state.word,
-        "says": state_in_words(state, events, now, progress.words if running else ""),
+        "says": state_in_words(state, journal, now, progress.words if running else ""),
         "step": pace.step,
         "steps": pace.total,
         "percent": None if pace.percent is None else round(pace.percent, 1),
-        "committed": _saved_step(run_directory, events),
+        "committed": _saved_step(run_directory, journal),
         # A loss that is not finite is null in metrics.jsonl, and again in --json.
         "loss": pace.loss,
         "speed": None if pace.speed is None else dict([pace.speed]),
@@ -73,34 +71,33 @@ def row_of(
         "starts": state.starts,
         "job": state.job,
         "executor": state.executor,
-        "attempts": len(all_histories(events)),
-        "restarts": restarts_by_cause(events),
-        "in_place": restarts_in_place(events),
+        "attempts": len(journal.attempts),
+        "restarts": journal.restarts,
+        "in_place": journal.restarts_in_place,
         "progress_seconds": None if progress.age is None else round(progress.age),
-        "age_seconds": round(now - events[0].time) if events else 0,
-        "goodput": goodput(events, progress.now, stepped, lost=not state.live).as_record(),
+        "age_seconds": round(now - journal.events[0].time) if journal.events else 0,
+        "goodput": goodput(journal, progress.now, stepped, lost=not state.live).as_record(),
         "detail": state.detail,
-        "slow": [one.line for one in slow_now(events)] if running else [],
-        "replaced": replaced_now(events) if running else [],
-        "diagnosis": brief_cause(run_directory, events, BRIEF) if failed and diagnose else None,
+        "slow": [one.line for one in slow_now(journal)] if running else [],
+        "replaced": replaced_now(journal) if running else [],
+        "diagnosis": brief_cause(run_directory, journal, BRIEF) if failed and diagnose else None,
         "directory": str(run_directory.path),
     }
 
 
-def _pace(run: RunDirectory, events: Sequence[Event]) -> PaceFacts:
+def _pace(run: RunDirectory, journal: State) -> PaceFacts:
     pace = facts(read_lines(run.metrics, METRICS_READ), total_steps(run))
-    return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, events))
+    return pace if pace.latest or pace.step else replace(pace, step=_reported_step(run, journal))
 
 
-def _saved_step(run: RunDirectory, events: Sequence[Event]) -> int | None:
+def _saved_step(run: RunDirectory, journal: State) -> int | None:
     """Return the step from which a resume starts, or None; for a script, its last reported save."""
-    kept = of_script(events) or has_commit(run)
-    return last_committed(events) if kept else None
+    return journal.committed if journal.of_script or has_commit(run) else None
 
 
-def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int | None:
+def _reported_step(run_directory: RunDirectory, journal: State) -> int | None:
     """Return the step that a script has reported in its newest attempt with a report."""
-    for record in reversed(all_histories(events)):
+    for record in reversed(journal.attempts):
         try:
             logs = run_directory.attempt_logs(record.attempt)
             step = published(logs).step
@@ -111,13 +108,12 @@ def _reported_step(run_directory: RunDirectory, events: Sequence[Event]) -> int 
     return None
 
 
-def _last_output(run: RunDirectory, events: Sequence[Event]) -> float | None:
+def _last_output(run: RunDirectory, journal: State) -> float | None:
     """Return the time of the newest output of a script, in Unix seconds; None for a task."""
-    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
-    if not opened or not of_script(events):
+    if journal.owner is None or not journal.of_script:
         return None
     with contextlib.suppress(OSError):
-        return last_output(run.attempt_logs(opened[-1]))
+        return last_output(run.attempt_logs(journal.owner))
     return None
 
 
@@ -141,13 +137,15 @@ _FIRST, _SILENT = 120.0, 600.0
 
 
 def _live_progress(
-    run: RunDirectory, events: Sequence[Event], pace: PaceFacts, clock: FileClock
+    run: RunDirectory, journal: State, pace: PaceFacts, clock: FileClock
 ) -> _Progress:
     age, written = clock.age(run.metrics), clock.age(run.events)
-    known = events and written is not None and not events[-1].fields.get("found")
-    now = events[-1].time + written if known and written is not None else time.time()
-    begun = [event for event in events if event.what in ("opened", "started")][-1:]
-    if not begun or begun[0].what != "started":
+    newest = journal.events[-1] if journal.events else None
+    found_later = isinstance(newest, Saved) and newest.found
+    known = newest is not None and written is not None and not found_later
+    now = newest.time + written if known and newest and written is not None else time.time()
+    begun = [*journal.of_kind(Opened, Started)][-1:]
+    if not begun or not isinstance(begun[0], Started):
         # No line is of this attempt.
         return _Progress(now, None if pace.latest is None else age)
     stepped = pace.latest is not None and pace.latest >= begun[0].time - 1 and age is not None
@@ -156,17 +154,17 @@ def _live_progress(
             return _Progress(now, age, now - age, f"no step for {in_minutes(age)}")
         return _Progress(now, age)
     since = max(0.0, now - begun[0].time)
-    if not of_script(events):
+    if not journal.of_script:
         words = f"no step reported for {in_minutes(since)}" if since > _FIRST else ""
         return _Progress(now, since, None, words)
-    output = _last_output(run, events)
+    output = _last_output(run, journal)
     silent = since if output is None else clock.since(output, run.path)
     words = f"no output for {in_minutes(silent)}" if silent > _SILENT else ""
     return _Progress(now, silent, None, words)
 
 
-def _last_sign(run: RunDirectory, events: Sequence[Event], pace: PaceFacts) -> _Progress:
-    latest = pace.latest or _last_output(run, events)
-    signs = [event.time for event in events[-1:]] + ([] if latest is None else [latest])
+def _last_sign(run: RunDirectory, journal: State, pace: PaceFacts) -> _Progress:
+    latest = pace.latest or _last_output(run, journal)
+    signs = [event.time for event in journal.events[-1:]] + ([] if latest is None else [latest])
     age = None if latest is None else max(0.0, time.time() - latest)
     return _Progress(max(signs, default=time.time()), age)

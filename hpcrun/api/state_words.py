@@ -2,11 +2,10 @@
 
 import re
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from hpcrun.job.history import of_script
-from hpcrun.run.events import Event
+from hpcrun.run.journal.events import Ended, Opened, Started, Submitted, Trained
+from hpcrun.run.journal.state import State
 from hpcrun.slurm.launch.jobs import RunState
 
 _CAUSES = {
@@ -20,18 +19,18 @@ _CAUSES = {
 _DAY = 86_400
 
 
-def state_in_words(state: RunState, events: Sequence[Event], now: float, overdue: str = "") -> str:
+def state_in_words(state: RunState, journal: State, now: float, overdue: str = "") -> str:
     """Return ``state`` as one clause, such as ``requeued after preemption, starts 14:02``.
 
     Args:
-        events: events of the run, oldest first; the newest few suffice.
+        journal: the state by the journal of the run.
         now: the present time in Unix seconds, to print an expected start.
         overdue: what a running run has not done for long, such as ``no step for 2 min``.
     """
     if state.word == "pending":
-        return _waiting(state, events, now)
+        return _waiting(state, journal, now)
     if state.word == "running":
-        return _running(state, events, overdue)
+        return _running(state, journal, overdue)
     if state.word == "new":
         return "not submitted yet"
     return _with_detail(state.word, own_message_first(state.detail))
@@ -47,24 +46,6 @@ def own_message_first(detail: str) -> str:
         return detail
     message = found["message"].removeprefix("ScriptFailed: ")
     return f"{message} ({found['rank']}){found['rest']}"
-
-
-def restarts_by_cause(events: Sequence[Event]) -> dict[str, int]:
-    """Return how many restarts followed each cause, the most frequent first."""
-    counts = Counter(
-        event.cause
-        for event in events
-        if event.what == "ended" and event.cause and event.fields.get("restart_allowed")
-    )
-    return dict(counts.most_common())
-
-
-def restarts_in_place(events: Sequence[Event]) -> int:
-    """Return how many attempts began as a new step of the same allocation."""
-    return sum(
-        event.what == "opened" and event.attempt is not None and event.attempt.in_place > 0
-        for event in events
-    )
 
 
 def restarts_in_words(restarts: Mapping[str, int], in_place: int = 0) -> str:
@@ -87,13 +68,13 @@ def _clock(when: float, now: float) -> str:
     return time.strftime(form, then)
 
 
-def _waiting(state: RunState, events: Sequence[Event], now: float) -> str:
+def _waiting(state: RunState, journal: State, now: float) -> str:
     reason = state.detail or "waiting"
     if not state.asked:
         reason = f"waiting; {state.detail}"
     elif not reason.startswith(("waiting", "stuck")):
         reason = f"waiting: {reason}"
-    cause = _requeued_after(events)
+    cause = _requeued_after(journal)
     later = state.starts is not None and state.starts > now
     starts = f", starts {_clock(state.starts or now, now)}" if later else ""
     if cause is None:
@@ -102,13 +83,13 @@ def _waiting(state: RunState, events: Sequence[Event], now: float) -> str:
     return requeued + starts if starts else f"{requeued}; {reason}"
 
 
-def _requeued_after(events: Sequence[Event]) -> str | None:
+def _requeued_after(journal: State) -> str | None:
     """Return the cause after which the waiting job starts again; None if a person submitted it."""
-    for event in reversed(events):
-        if event.what == "ended":
-            return event.cause if event.fields.get("restart_allowed") else None
+    for event in reversed(journal.events):
+        if isinstance(event, Ended):
+            return event.cause if event.restart_allowed else None
         # A follow-up job, which replaces a job that Slurm does not requeue, is not submitted by a person.
-        if event.what == "submitted" and "continues" not in event.fields:
+        if isinstance(event, Submitted) and event.continues is None:
             return None
     return None
 
@@ -118,13 +99,14 @@ def in_minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def _running(state: RunState, events: Sequence[Event], overdue: str) -> str:
+def _running(state: RunState, journal: State, overdue: str) -> str:
     # The table has a column for restarts.
     detail = "" if state.detail.startswith("restart ") else state.detail
     if not state.asked:
         return f"running; {detail}"
-    newest = [event.what for event in events if event.what in ("opened", "started", "trained")]
-    if not detail and newest[-1:] == ["opened"] and not of_script(events):
+    newest = [*journal.of_kind(Opened, Started, Trained)][-1:]
+    starts = bool(newest) and isinstance(newest[0], Opened)
+    if not detail and starts and not journal.of_script:
         return "running: its ranks start"
     # A stall is more urgent than its place.
     return _with_detail("running", overdue or detail)

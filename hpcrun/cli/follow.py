@@ -19,17 +19,10 @@ from hpcrun.errors import UserError
 from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import bar_columns, draws_bars, escaped, logged, say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import (
-    Event,
-    Pace,
-    StepLines,
-    facts_of,
-    in_words,
-    signature,
-    to_event,
-    validation_line,
-)
 from hpcrun.run.files import open_regular, parse_line
+from hpcrun.run.journal.events import BadInput, Ended, Event, Opened, Started, Submitted, to_event
+from hpcrun.run.journal.journal import signature
+from hpcrun.run.progress_lines import Pace, StepLines, facts_of, in_words, validation_line
 from hpcrun.slurm.launch import jobs, stopping
 from hpcrun.slurm.launch.jobs import pauses
 
@@ -75,7 +68,9 @@ class _Watcher:
         self._events = Tail(run.events)
         self._metrics = Tail(run.metrics)
         # Skip the lines of an earlier job of this run.
-        self._events.skip_to_last(lambda line: b'"submitted"' in line)
+        self._events.skip_to_last(
+            lambda line: isinstance(to_event(parse_line(line) or {}), Submitted)
+        )
         self._metrics.skip_to_last(lambda _line: True)
         self._asked = time.monotonic()
         self._executor, self._job = jobs.current_job(run) or ("", "")
@@ -150,20 +145,19 @@ class _Watcher:
         return not now.live
 
     def _on_event(self, event: Event) -> None:
-        if event.what == "opened" and event.attempt is not None:
+        if isinstance(event, Opened) and event.attempt is not None:
             self._opened = True
             folder = self._run.attempt_logs(event.attempt)
             if self._log_tail is not None:
                 self._on_lines(self._log_tail.read(ended=True))
             self._log_tail = Tail(folder / "rank-00000.log")
-        reason = event.fields.get("reason")
-        if event.what == "bad-input":
-            self._last_word.append(escaped(str(reason)))
-        if event.what == "started" and not self._config.command:
+        if isinstance(event, BadInput):
+            self._last_word.append(escaped(str(event.reason)))
+        if isinstance(event, Started) and not self._config.command:
             self._progress.begin(event.step or 0, event.time)
-        if event.what == "ended" and event.fields.get("restart_allowed"):
-            self.say(f"hpcrun: {reason}; {event.fields.get('decision')}")
-        elif event.what == "ended":
+        if isinstance(event, Ended) and event.restart_allowed:
+            self.say(f"hpcrun: {event.reason}; {event.decision}")
+        elif isinstance(event, Ended):
             # The job ends now: look often, because a person waits for the prompt.
             self._pace(_ASK_LOCAL)
 

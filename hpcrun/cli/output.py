@@ -11,13 +11,13 @@ from hpcrun import exit_codes
 from hpcrun.api.logs import last_attempt
 from hpcrun.api.places import handle
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.job.history import last_committed
 from hpcrun.job.scheduler_view import batch_log
 from hpcrun.printing import quoted, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
-from hpcrun.run.events import read_events, result_lines
 from hpcrun.run.files import finite, read_json
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.progress_lines import result_lines
 from hpcrun.slurm.launch import jobs
 
 
@@ -76,7 +76,7 @@ def print_end(run: RunDirectory) -> int:
             say(f"hpcrun: {run.name} ended without a result: {why}; {_continue(run)}")
             _print_evidence(run, None)
             return exit_codes.FAILED
-        result = {"state": "cancelled", "step": last_committed(read_events(run))}
+        result = {"state": "cancelled", "step": Journal(run).read().committed}
     state, cause = str(result.get("state")), str(result.get("cause"))
     if state == "finished":
         say(f"hpcrun: {run.name} is finished")

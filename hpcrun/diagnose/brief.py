@@ -7,15 +7,16 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcrun.diagnose.finding import FailureFinding, find_cause, find_certain_cause
 from hpcrun.diagnose.read_log import LogLine, rank_of_file, read_stream
-from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt, nodes_of
+from hpcrun.diagnose.run_lines import attempt_to_diagnose, lines_of_attempt
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event
 from hpcrun.run.files import open_regular, read_json, write_json
+from hpcrun.run.journal.state import State
 
 # Bytes read from each log. `hpcrun doctor` reads more.
 _HEAD, _TAIL, _MOST_FILES = 1 << 14, 1 << 16, 64
@@ -28,28 +29,28 @@ class _TooLong(Exception):
     """The time is over."""
 
 
-def brief_cause(run: RunDirectory, events: Sequence[Event], seconds: float) -> str | None:
+def brief_cause(run: RunDirectory, state: State, seconds: float) -> str | None:
     """Return the cause of the newest attempt's failure in one line, and keep it; None if it is unknown.
 
     Args:
         run: a run that no job has.
-        events: its events, oldest first.
+        state: its state, by its journal.
         seconds: the limit for a cause that is not kept yet; after it, the cause is unknown.
     """
-    attempt = attempt_to_diagnose(events)
+    attempt = attempt_to_diagnose(state)
     if attempt is None:
         return None
     kept = run.attempt_logs(attempt) / _NAME
     # A run that continues has more events.
-    mark = {"events": len(events)}
+    mark = {"events": len(state.events)}
     with contextlib.suppress(OSError):
         known = read_json(kept)
         if known is not None and mark.items() <= known.items():
             line = known.get("cause")
             return line if isinstance(line, str) else None
-    lines = lines_of_attempt(run, attempt, events, most_files=_MOST_FILES, read=_ends)
+    lines = lines_of_attempt(run, attempt, state, most_files=_MOST_FILES, read=_ends)
     try:
-        found = find_cause(_within(lines, seconds), nodes_of(events, attempt))
+        found = find_cause(_within(lines, seconds), state.nodes_of(attempt))
     except (OSError, _TooLong):
         found = None
     line = found.line if found and found.confidence != "low" else None
@@ -67,7 +68,7 @@ def hopeless_cause(run: RunDirectory, attempt: Attempt, nodes: int) -> FailureFi
     Raises:
         OSError: a log cannot be read.
     """
-    lines = lines_of_attempt(run, attempt, (), most_files=_MOST_FILES, read=_ends)
+    lines = lines_of_attempt(run, attempt, State(()), most_files=_MOST_FILES, read=_ends)
     try:
         return find_certain_cause(_within(lines, _HOPELESS), nodes)
     except _TooLong:

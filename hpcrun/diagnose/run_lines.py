@@ -7,9 +7,18 @@ from pathlib import Path
 from hpcrun import slurm
 from hpcrun.diagnose.causes import signal_name
 from hpcrun.diagnose.read_log import LogLine, read_log
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_exits, read_failures, read_hang
-from hpcrun.run.events import Attempt, Event
+from hpcrun.run.journal.events import (
+    AttemptRefused,
+    CancelRequested,
+    Cause,
+    Ended,
+    Submitted,
+    Unknown,
+)
+from hpcrun.run.journal.state import State
 
 LOGS = ("*.log", "*.out", "*.err", "*.txt")
 """The name patterns of log files."""
@@ -26,7 +35,7 @@ def read_whole(path: Path, shown: str) -> Iterator[LogLine]:
 def lines_of_attempt(
     run: RunDirectory,
     attempt: Attempt,
-    events: Iterable[Event],
+    state: State,
     *,
     accounting: Sequence[slurm.JobRecord] = (),
     most_files: int | None = None,
@@ -35,6 +44,7 @@ def lines_of_attempt(
     """Yield the lines of ``attempt``: records with a time first, then the logs.
 
     Args:
+        state: the state of the run; an empty one: nothing is known about the end.
         accounting: sacct's records of the job.
         most_files: maximum number of logs to read; None: all.
         read: returns the lines of a log; its second argument is the name that they show.
@@ -52,12 +62,11 @@ def lines_of_attempt(
         found = read(batch, _shown(run, batch))
         mine = (line for line in found if not names_another_run(run, line.text))
         yield from _of_attempt(mine, attempt)
-    for event in events:
-        if event.what == "ended" and event.attempt == attempt and event.cause != "finished":
-            reason = str(event.fields.get("reason", "")).removeprefix(f"{event.cause}: ")
+    for event in state.of_kind(Ended):
+        if event.attempt == attempt and event.cause != Cause.FINISHED.value:
+            reason = (event.reason or "").removeprefix(f"{event.cause}: ")
             text = f"hpcrun: the attempt ended: {event.cause}: {reason}"
-            host = event.fields.get("host")
-            yield LogLine(text, "events.jsonl", node=host, time=event.time, failure=True)
+            yield LogLine(text, "events.jsonl", node=event.host, time=event.time, failure=True)
     for record in accounting:
         if record.state not in _ENDED_WELL:
             text = (
@@ -67,19 +76,19 @@ def lines_of_attempt(
             yield LogLine(text, "sacct", node=node, time=record.end)
 
 
-def attempt_to_diagnose(events: Sequence[Event]) -> Attempt | None:
+def attempt_to_diagnose(state: State) -> Attempt | None:
     """Return the newest attempt that has begun, or None.
 
     An attempt that the restart policy refused has no cause: the attempt before has the cause.
     """
     refused = {
         event.attempt
-        for event in events
-        if event.what == "refused" or (event.what == "ended" and event.cause == "exhausted")
+        for event in state.of_kind(AttemptRefused, Ended)
+        if isinstance(event, AttemptRefused) or event.cause == Cause.EXHAUSTED.value
     }
     # A job may be cancelled while it waits: the attempt before has the cause.
-    before = ("submitted", "cancelled")
-    begun = [event.attempt for event in events if event.attempt and event.what not in before]
+    before = (Submitted, CancelRequested, Unknown)
+    begun = [one.attempt for one in state.events if one.attempt and not isinstance(one, before)]
     allowed = [attempt for attempt in begun if attempt not in refused]
     newest = allowed or begun
     return newest[-1] if newest else None
@@ -91,13 +100,6 @@ def names_another_run(run: RunDirectory, line: str) -> bool:
     return bool(shared) and (
         line.startswith(f"hpcrun: {sweep}/") and not line.startswith(f"hpcrun: {run.name}: ")
     )
-
-
-def nodes_of(events: Iterable[Event], attempt: Attempt) -> int:
-    """Return the number of nodes of ``attempt``; 0 if the event log does not contain it."""
-    opened = [one for one in events if one.what == "opened" and one.attempt == attempt]
-    count = opened[-1].fields.get("nodes") if opened else 0
-    return count if isinstance(count, int) else 0
 
 
 def accounting_of(job: str) -> list[slurm.JobRecord]:

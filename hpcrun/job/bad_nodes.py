@@ -2,14 +2,17 @@
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import blames_node
 from hpcrun.job.finalize import Classification
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.journal.events import Cause, Excluded, Opened, Started, Submitted
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.slurm.avoided_nodes import (
     add_failure,
     bad_nodes_path,
@@ -39,9 +42,10 @@ def exclude_bad_nodes(
     if shown.returncode != 0:
         return
     facts = slurm.parse_show_job(shown.stdout)
-    events = read_events(run)
-    request = request_of(facts, _nodes_of(events, attempt))
-    least = _least_nodes(events)
+    journal = Journal(run)
+    state = journal.read()
+    request = request_of(facts, _nodes_of(state, attempt))
+    least = _least_nodes(state)
     if least is not None:
         request = replace(request, nodes=least)
     found = classification.diagnosis
@@ -49,13 +53,13 @@ def exclude_bad_nodes(
     bad = nodes_to_avoid(request, after=after, hours=hours, unfit=unfit)
     if not bad:
         return
-    given = _given_by_the_user(events, attempt, excluded_nodes(facts))
+    given = _given_by_the_user(state, attempt, excluded_nodes(facts))
     reported = slurm.run(slurm.scontrol_exclude_command(waiting, [*given, *bad]))
     if reported.returncode != 0:
         words = " ".join(reported.stderr.split())
         _print(f"cannot exclude {', '.join(bad)}: {words}")
         return
-    note(run, "excluded", attempt, hosts=bad)
+    journal.note(Excluded(attempt=attempt, hosts=bad))
     _print(f"excludes {', '.join(bad)}: {'unfit, or ' if unfit else ''}failed too often")
 
 
@@ -73,28 +77,27 @@ def record_bad_nodes(run: RunDirectory, attempt: Attempt, classification: Classi
         _print(f"the bad-node list is not written: {error}")
 
 
-def _given_by_the_user(
-    events: Sequence[Event], attempt: Attempt, excluded: Collection[str]
-) -> list[str]:
+def _given_by_the_user(state: State, attempt: Attempt, excluded: Collection[str]) -> list[str]:
     """Return the excluded nodes that no earlier requeue of this job added."""
     ours: set[str] = set()
-    for event in events:
-        if event.what == "excluded" and event.attempt and event.attempt.job == attempt.job:
-            ours.update(event.fields.get("hosts", []))
+    for event in state.of_kind(Excluded):
+        if event.attempt and event.attempt.job == attempt.job:
+            ours.update(event.hosts or [])
     return sorted(node for node in excluded if node not in ours)
 
 
-def _nodes_of(events: Sequence[Event], attempt: Attempt) -> int:
-    reported = [event.fields.get("nodes") for event in events if event.attempt == attempt]
+def _nodes_of(state: State, attempt: Attempt) -> int:
+    mine = state.of(attempt).events
+    reported = [one.nodes for one in mine if isinstance(one, Submitted | Opened | Started)]
     counted = [count for count in reported if isinstance(count, int)]
     given = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return max([1, *counted, *([int(given)] if given.isdecimal() else [])])
 
 
-def _least_nodes(events: Sequence[Event]) -> int | None:
+def _least_nodes(state: State) -> int | None:
     """Return the smallest number of nodes of a job with a range of ``job.nodes``; None without a range."""
-    submitted = [event.fields.get("nodes") for event in events if event.what == "submitted"]
-    least, dash, _ = str(submitted[-1] if submitted else "").partition("-")
+    submitted = state.newest(Submitted)
+    least, dash, _ = str(submitted.nodes if submitted else "").partition("-")
     return int(least) if dash and least.isdecimal() else None
 
 

@@ -4,14 +4,26 @@ The events come before the exit code: srun kills the other ranks as soon as a ra
 highest of their codes may be 137 for any end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hpcrun import exit_codes
 from hpcrun.diagnose.causes import Diagnosis, signal_name
-from hpcrun.job.history import asked_to_end, asked_to_yield
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import (
+    AttemptRefused,
+    BadInput,
+    Cause,
+    CopiesFound,
+    Finished,
+    NodeLost,
+    Opened,
+    Saved,
+    SaveFailed,
+    Stopped,
+)
+from hpcrun.run.journal.state import State
 from hpcrun.run.slow_nodes import STOPPED
 
 _BY_SCHEDULER = {
@@ -30,13 +42,13 @@ _BY_SIGNAL = ("SIGTERM", "SIGKILL")
 class Evidence:
     """Everything known about an end.
 
-    ``events``: the attempt's newest event of each kind. ``ending``: the scheduler's part, with the reason of
+    ``own``: the state by the attempt's events. ``ending``: the scheduler's part, with the reason of
     a person in its place. ``diagnosis``: the first failure. ``unfinished``: a script has asked to be
     continued. ``of_node``: an error may concern some nodes only, and not the input. ``late_kill``: Slurm may
     have ended late what a node had run before its loss, see ``late_kills.py``.
     """
 
-    events: Mapping[str, Event]
+    own: State
     exit_code: int
     ending: Ending = NO_ENDING
     diagnosis: Diagnosis | None = None
@@ -50,7 +62,7 @@ class Evidence:
         found = self.diagnosis
         # The ranks have not heard the signal: one of them failed later, for another reason.
         failed = found is not None and not found.follows and found.crash not in _BY_SIGNAL
-        if self.ending.signalled and failed and "stopped" not in self.events:
+        if self.ending.signalled and failed and not self.own.newest(Stopped):
             return None
         return self.ending.word
 
@@ -62,15 +74,16 @@ class Evidence:
     @property
     def script(self) -> bool:
         """True if the ranks run a program that reports no steps."""
-        return "opened" in self.events and bool(self.events["opened"].fields.get("script"))
+        opened = self.own.newest(Opened)
+        return opened is not None and bool(opened.script)
 
     @property
-    def stopped(self) -> Event | None:
+    def stopped(self) -> Stopped | None:
         """The agreed stop of all ranks, if there was one.
 
         If a rank of a script fails, srun ends the other ranks by SIGTERM. Such an end is not a stop.
         """
-        found = self.events.get("stopped")
+        found = self.own.newest(Stopped)
         by_srun = (
             self.script
             and found is not None
@@ -90,23 +103,27 @@ class Evidence:
         warned = self.stopped.cause == "terminate" and self.warned_by_term
         return "warning" if warned else self.stopped.cause
 
-    def reason(self, event: str, otherwise: str) -> str:
-        """Return the reason that an event gives, or ``otherwise``."""
-        given = self.events[event].fields.get("reason") if event in self.events else None
-        return str(given or otherwise)
+    def reason(
+        self,
+        kind: type[BadInput | CopiesFound | NodeLost | AttemptRefused | SaveFailed],
+        otherwise: str,
+    ) -> str:
+        """Return the reason that the newest event of ``kind`` gives, or ``otherwise``."""
+        event = self.own.newest(kind)
+        return (event and event.reason) or otherwise
 
     @property
     def saved(self) -> str:
         """The outcome of the agreed stop, in words."""
         assert self.stopped is not None
-        step, code = self.stopped.step, self.stopped.fields.get("exit_code")
+        step, code = self.stopped.step, self.stopped.exit_code
         if not self.script and step is not None:
             return f"stopped and saved at step {step}"
         if step is not None:
             return f"the script saved step {step}"
-        if code is None and "exit_code" in self.stopped.fields:
+        if code is None and self.stopped.has("exit_code"):
             return "the script had not started"
-        if self.stopped.fields.get("killed"):
+        if self.stopped.killed:
             return "the script died of the signal"
         if code == exit_codes.UNFINISHED:
             return f"the script stopped with exit code {code}, to be continued"
@@ -126,7 +143,7 @@ class Row:
 
 
 def evidence_of(
-    events: Sequence[Event],
+    state: State,
     attempt: Attempt,
     exit_code: int,
     ending: Ending,
@@ -135,10 +152,10 @@ def evidence_of(
     unfinished: bool = False,
 ) -> Evidence:
     """Collect the evidence; a person's ``hpcrun cancel`` replaces Slurm's reason."""
-    mine = {event.what: event for event in events if event.attempt == attempt}
-    if ending.word is None and "stopped" in mine and asked_to_yield(events, attempt):
+    mine = state.of(attempt)
+    if ending.word is None and mine.newest(Stopped) and state.asked_to_yield(attempt):
         ending = replace(ending, word="preemption")
-    if asked_to_end(events, attempt):
+    if state.asked_to_end(attempt):
         ending = replace(ending, word="cancelled", signalled=False)
     return Evidence(mine, exit_code, ending, diagnosis, unfinished)
 
@@ -157,16 +174,16 @@ def deciding_row(evidence: Evidence) -> Row:
 
 def _is_of_node(e: Evidence) -> bool:
     """Return True if the end was an error that other nodes may not have."""
-    return e.of_node and ("bad-input" in e.events or _bad_input(e))
+    return e.of_node and (e.own.newest(BadInput) is not None or _bad_input(e))
 
 
 def host_of(e: Evidence) -> str | None:
     """Return the node that failed first, if known."""
-    if "node-lost" in e.events:
-        return str(e.events["node-lost"].fields.get("host"))
-    refused = e.events["bad-input"].fields.get("host") if "bad-input" in e.events else None
-    if refused:
-        return str(refused)
+    lost, refused = e.own.newest(NodeLost), e.own.newest(BadInput)
+    if lost:
+        return str(lost.host)
+    if refused and refused.host:
+        return refused.host
     return e.diagnosis.host if e.diagnosis else None
 
 
@@ -182,9 +199,10 @@ def _bad_input(e: Evidence) -> bool:
 
 
 def _of_node_line(e: Evidence) -> str:
-    if "bad-input" in e.events:
-        host = str(e.events["bad-input"].fields.get("host") or "")
-        reason = e.reason("bad-input", "bad input; the log says what")
+    refused = e.own.newest(BadInput)
+    if refused:
+        host = refused.host or ""
+        reason = e.reason(BadInput, "bad input; the log says what")
         return reason if host in reason else f"{host}: {reason}"
     return _crash_line(e) if e.diagnosis else f"exit code {e.exit_code}; the logs say why"
 
@@ -204,7 +222,7 @@ def _crash_line(e: Evidence) -> str:
 TABLE: tuple[Row, ...] = (
     Row(
         "the training has finished",
-        lambda e: "finished" in e.events,
+        lambda e: e.own.newest(Finished),
         Cause.FINISHED,
         "finished",
     ),
@@ -219,16 +237,11 @@ TABLE: tuple[Row, ...] = (
         "a script has ended well by itself",
         lambda e: e.script and e.exit_code == exit_codes.DONE and not e.stopped and e.word is None,
         Cause.FINISHED,
-        lambda e: e.reason("copies", "the script ended with exit code 0 on all ranks"),
+        lambda e: e.reason(CopiesFound, "the script ended with exit code 0 on all ranks"),
     ),
     Row(
         "a script has finished its work before a signal ended it",
-        lambda e: (
-            e.script
-            and e.exit_code == exit_codes.DONE
-            and e.stopped
-            and e.stopped.fields.get("done")
-        ),
+        lambda e: e.script and e.exit_code == exit_codes.DONE and e.stopped and e.stopped.done,
         Cause.FINISHED,
         lambda e: f"the work is finished; then {e.saved}",
     ),
@@ -236,10 +249,10 @@ TABLE: tuple[Row, ...] = (
         "the last checkpoint is not there",
         lambda e: (
             e.exit_code == exit_codes.SAVE_FAILED
-            or (e.stopped and not e.script and not e.stopped.fields.get("committed"))
+            or (e.stopped and not e.script and not e.stopped.committed)
         ),
         Cause.SAVE_FAILED,
-        lambda e: f"the last checkpoint was not written: {e.reason('save-failed', 'see the log')}",
+        lambda e: f"the last checkpoint was not written: {e.reason(SaveFailed, 'see the log')}",
     ),
     Row(
         "an agreed stop, for which Slurm gives a reason",
@@ -280,15 +293,15 @@ TABLE: tuple[Row, ...] = (
     ),
     Row(
         "the policy allowed no start",
-        lambda e: "refused" in e.events,
+        lambda e: e.own.newest(AttemptRefused),
         Cause.EXHAUSTED,
-        lambda e: e.reason("refused", "refused"),
+        lambda e: e.reason(AttemptRefused, "refused"),
     ),
     Row(
         "rank 0 refused the input",
-        lambda e: "bad-input" in e.events and not e.of_node,
+        lambda e: e.own.newest(BadInput) and not e.of_node,
         Cause.BAD_INPUT,
-        lambda e: e.reason("bad-input", "bad input; the log says what"),
+        lambda e: e.reason(BadInput, "bad input; the log says what"),
     ),
     Row(
         "Slurm ended the job before it could save",
@@ -297,17 +310,17 @@ TABLE: tuple[Row, ...] = (
         lambda e: (
             f"{e.ending.why or e.word}, "
             + (
-                f"after the checkpoint of step {e.events['saved'].step}"
-                if "saved" in e.events
+                f"after the checkpoint of step {saved.step}"
+                if (saved := e.own.newest(Saved))
                 else "before this attempt wrote a checkpoint"
             )
         ),
     ),
     Row(
         "the batch step has lost a node and ended the ranks on the others",
-        lambda e: "node-lost" in e.events,
+        lambda e: e.own.newest(NodeLost),
         Cause.NODE_FAILURE,
-        lambda e: f"{host_of(e)} was lost: {e.reason('node-lost', 'it does not answer')}",
+        lambda e: f"{host_of(e)} was lost: {e.reason(NodeLost, 'it does not answer')}",
     ),
     Row(
         "Slurm has ended the rank of a node that came back after its loss",

@@ -18,13 +18,6 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
-from hpcrun.job.history import (
-    all_histories,
-    asked_to_end,
-    asked_to_requeue,
-    last_committed,
-    successor,
-)
 from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
 from hpcrun.job.requeue import (
@@ -39,9 +32,11 @@ from hpcrun.job.requeue import (
 from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, step_name
 from hpcrun.job.step_process import arrived_signals, was_upgraded
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import CancelRequested, Cause, Ended, GivenUp, RequeueFailed
+from hpcrun.run.journal.journal import Journal
 
 if TYPE_CHECKING:
     from hpcrun.nodes.job_nodes import JobNodes
@@ -132,7 +127,7 @@ def finalize_attempt(
 
 
 def _require_owned(run: RunDirectory, attempt: Attempt) -> None:
-    newer = successor(read_events(run), attempt)
+    newer = Journal(run).read().successor(attempt)
     if newer is not None:
         # Slurm took this node for dead and started the job elsewhere.
         words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
@@ -145,26 +140,25 @@ def _require_owned(run: RunDirectory, attempt: Attempt) -> None:
 def _recorded_end(run: RunDirectory, attempt: Attempt) -> EndedAttempt | None:
     """Return the newest recorded end in the start of the job of ``attempt``, without its diagnosis."""
     try:
-        events = [
+        ends = [
             one
-            for one in read_events(run)
-            if one.what == "ended" and one.attempt and one.attempt.is_of_start(attempt)
+            for one in Journal(run).read().of_kind(Ended)
+            if one.attempt and one.attempt.is_of_start(attempt)
         ]
-        if not events:
+        if not ends:
             return None
-        return EndedAttempt(_classification(events[-1]), load_own(run))
+        return EndedAttempt(_classification(ends[-1]), load_own(run))
     except (OSError, UserError, ValueError) as error:
         complain(f"{run.name}: its recorded end cannot be read: {error}")
         return None
 
 
-def _classification(ended: Event) -> Classification:
-    fields = ended.fields
+def _classification(ended: Ended) -> Classification:
     return Classification(
         Cause(ended.cause),
         ended.step,
-        str(fields.get("reason") or ""),
-        Decision(bool(fields.get("restart_allowed")), str(fields.get("decision") or "")),
+        ended.reason or "",
+        Decision(bool(ended.restart_allowed), ended.decision or ""),
         None,
     )
 
@@ -236,7 +230,8 @@ def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) ->
     """
     clock, why = Clock(), "the batch step was killed"
     _say(why)
-    known = [one for one in all_histories(read_events(run)) if one.attempt.is_of_start(job.attempt)]
+    attempts = Journal(run).read().attempts
+    known = [one for one in attempts if one.attempt.is_of_start(job.attempt)]
     attempt = known[-1].attempt if known else job.attempt
     ended, ranks = None, RanksEnd(128 + signal.SIGKILL)
     try:
@@ -246,7 +241,7 @@ def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) ->
         ended = ended or _finalized(run, attempt, ranks, clock, Ending("node-failure", why=why))
         found = ended.classification
         if not found.decision.restart and not run.result.exists():
-            conclude_run(run, found)
+            conclude_run(run, Journal(run).read(), found)
     except RunTakenOver as other:
         _say(str(other))
         return other.code
@@ -342,11 +337,11 @@ class _NextStart:
         """Return why the run cannot start again as a new step of the job, or None. Ends the old step."""
         attempt, job, found = self.attempt, self.ended.job, self.ended.classification
         try:
-            events = read_events(self.run)
+            state = Journal(self.run).read()
         except OSError as error:
             return str(error)
         obstacle = in_place.attempt_obstacle(
-            events,
+            state,
             attempt,
             found.cause,
             wanted=self.ended.config.restarts.in_place,
@@ -377,7 +372,7 @@ class _NextStart:
         if obstacle is None and self._reason() == "cancelled":
             obstacle = "the run is cancelled"
         with contextlib.suppress(OSError):
-            if obstacle is None and asked_to_requeue(read_events(self.run), attempt):
+            if obstacle is None and Journal(self.run).read().asked_to_requeue(attempt):
                 obstacle = "`hpcrun preempt` asked for a requeue"
         return obstacle
 
@@ -398,7 +393,7 @@ class _NextStart:
         return Conclusion(exit_codes.UNFINISHED)
 
     def _failed(self, kind: str, words: str) -> None:
-        note(self.run, "requeue-failed", self.attempt, cause=kind, reason=words)
+        Journal(self.run).note(RequeueFailed(attempt=self.attempt, cause=kind, reason=words))
         complain(f"{'not cancelled' if kind == 'cancel' else 'not requeued yet'}: {words}")
 
     def _exclude_bad_nodes(self, waiting: str) -> None:
@@ -420,10 +415,12 @@ class _NextStart:
         found = self.ended.classification
         reason = f"cancelled before its restart after {found.cause.value}"
         try:
-            events = read_events(self.run)
-            if not asked_to_end(events, self.attempt):
-                note(self.run, "cancelled", self.attempt)
-            write_result(self.run, Cause.CANCELLED, found.line, reason, last_committed(events))
+            journal = Journal(self.run)
+            state = journal.read()
+            if not state.asked_to_end(self.attempt):
+                journal.note(CancelRequested(attempt=self.attempt))
+                state = journal.read()
+            write_result(self.run, state, Cause.CANCELLED, found.line, reason, state.committed)
         except OSError as error:
             complain(f"{self.run.result}: {error.strerror}")
         self._notify_given_up(reason, "cancelled")
@@ -432,7 +429,7 @@ class _NextStart:
     def _notify_given_up(self, reason: str, name: str) -> None:
         """Record and notify that no job continues the run although the policy allows a restart."""
         cause = self.ended.classification.cause.value
-        note(self.run, "given-up", self.attempt, cause=cause, reason=reason)
+        Journal(self.run).note(GivenUp(attempt=self.attempt, cause=cause, reason=reason))
         about = notifying.Notification(name, self.attempt, cause, reason)
         notifying.wait(notifying.start(self.run, self.ended.config.watch, about))
 
@@ -447,7 +444,8 @@ class _NextStart:
                 )
             job = submit_successor(run, attempt, self._failed, until=self.until, clock=self.clock)
         except ContinuationError as problem:
-            note(run, "requeue-failed", attempt, cause="no-successor", reason=str(problem))
+            failed = RequeueFailed(attempt=attempt, cause="no-successor", reason=str(problem))
+            Journal(run).note(failed)
             complain(f"no job continues {run.name}: {problem}")
             self._notify_given_up(f"no job continues the run: {problem}", "stopped")
             return exit_codes.UNFINISHED

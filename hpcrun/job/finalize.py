@@ -5,7 +5,7 @@ cluster's controller): a rank that was killed can decide nothing.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,19 @@ from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.brief import brief_cause, hopeless_cause
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
-from hpcrun.diagnose.run_lines import nodes_of
 from hpcrun.job.cause_table import (
     Evidence,
     classify,
     evidence_of,
     host_of,
 )
-from hpcrun.job.history import (
-    START_SECONDS,
-    all_histories,
-    concerns_a_node,
-    finished_before,
-    jobs_of,
-    last_committed,
-)
+from hpcrun.job.node_errors import concerns_a_node
 from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.job.script.end import stop_facts
 from hpcrun.nodes.late_kills import ended_late
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     first_log,
@@ -44,9 +37,24 @@ from hpcrun.run.endings import (
     read_hang,
     read_heard_stops,
 )
-from hpcrun.run.events import PRUNED, Attempt, Cause, Event, read_events, record_event, was_pruned
 from hpcrun.run.files import read_json, write_hashed
 from hpcrun.run.goodput import goodput
+from hpcrun.run.journal.events import (
+    AttemptRefused,
+    BadInput,
+    Cause,
+    CopiesFound,
+    Ended,
+    Finished,
+    NodeLost,
+    Opened,
+    Saved,
+    Started,
+    Stopped,
+    Trained,
+)
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import NO_SIGN, PRUNED, START_SECONDS, State
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import STOPPED, slow_nodes
 
@@ -92,73 +100,73 @@ def finalize(
     Raises:
         OSError: the run directory cannot be written.
     """
-    events = read_events(run)
-    if budgets is None and not _opened(events, attempt):
+    journal = Journal(run)
+    state = journal.read()
+    if budgets is None and not state.has_opened(attempt):
         final = Decision(False, "the start was refused")
-        return Classification(Cause.BAD_INPUT, last_committed(events), "not opened", final, None)
-    events = with_lost_announcement(run)
+        return Classification(Cause.BAD_INPUT, state.committed, "not opened", final, None)
+    state = with_lost_announcement(run, state)
     if exit_code == exit_codes.DONE:
-        events = _with_stop_of_other_ranks(run, events, attempt)
-    if finished_before(events, attempt) and not _opened(events, attempt):
+        state = _with_stop_of_other_ranks(run, state, attempt)
+    if state.finished_before(attempt) and not state.has_opened(attempt):
         line = "an earlier start of the job has finished the run"
         final = Decision(False, "the training is done")
-        return Classification(Cause.FINISHED, last_committed(events), line, final, None)
-    evidence = _evidence(run, attempt, events, exit_code, ending, setup)
+        return Classification(Cause.FINISHED, state.committed, line, final, None)
+    evidence = _evidence(run, attempt, state, exit_code, ending, setup)
     if budgets is None:
         evidence = replace(evidence, of_node=False)
     cause, line = classify(evidence)
-    diagnosis, step = evidence.diagnosis, last_committed(events)
+    diagnosis, step = evidence.diagnosis, state.committed
     crashed = diagnosis if cause is Cause.CRASH else None
     facts: dict[str, Any] = {}
     if crashed and crashed.failure and not blames_node(crashed):
         facts["failure"] = crashed.failure
     if crashed:
-        facts |= _kind_of_crash(crashed, events, attempt)
-    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(run, attempt, evidence):
+        facts |= _kind_of_crash(crashed, state, attempt)
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT) and _ended_unsaved(
+        run, attempt, state, evidence
+    ):
         facts["unsaved"] = True
     step_at_end = crashed.step if crashed else step
-    ended = Event("ended", time.time(), attempt, cause.value, step_at_end, facts)
+    facts |= {"attempt": attempt, "cause": cause.value, "step": step_at_end}
     # Not the newest job of the log: this job may have failed before it wrote an event.
-    chain = jobs_of(events, attempt.job)
-    own = [record for record in all_histories([*events, ended]) if record.attempt.job in chain]
+    own = state.after(Ended(**facts)).attempts_of(attempt.job)
     decision = _by_hand(cause) if budgets is None else decide(own, budgets)
     # A search would send a message for most of its trials.
-    pruned = cause is Cause.CANCELLED and was_pruned(events)
+    pruned = cause is Cause.CANCELLED and state.was_pruned
     about = "" if pruned else notification_of(cause, restart=decision.restart, attempts=len(own))
     named = cause in (Cause.CRASH, Cause.HANG) or (diagnosis is not None and diagnosis.unfit)
-    record_event(
-        run,
-        "ended",
-        attempt=attempt,
-        cause=cause.value,
-        step=ended.step,
+    ended = Ended(
+        **facts,
         exit_code=evidence.exit_code,
         reason=line,
         host=host_of(evidence) if named else None,
         restart_allowed=decision.restart,
         decision=decision.reason,
-        **facts,
     )
+    journal.append(ended)
+    state = state.after(ended)
     found = Classification(cause, step, line, decision, diagnosis, about)
     # A job that did no work must not replace the result of a finished run.
     finished = (read_json(run.result) or {}).get("state") == "finished"
-    if not decision.restart and (_opened(events, attempt) or not finished):
-        conclude_run(run, found, _programs(evidence), by_hand=budgets is None)
+    if not decision.restart and (state.has_opened(attempt) or not finished):
+        conclude_run(run, state, found, _programs(evidence), by_hand=budgets is None)
     return found
 
 
-def _kind_of_crash(crashed: Diagnosis, events: Sequence[Event], attempt: Attempt) -> dict[str, Any]:
+def _kind_of_crash(crashed: Diagnosis, state: State, attempt: Attempt) -> dict[str, Any]:
     """Return what another crash must have in common with this one to be the same failure."""
     kind = {"crash": crashed.crash} if crashed.crash else {}
-    begun = [one.step or 0 for one in events if (one.what, one.attempt) == ("started", attempt)]
+    begun = state.newest(Started, attempt)
     # A bad node fails at the first step of each start on it.
-    at_start = not begun or (crashed.step or 0) <= begun[-1]
+    at_start = begun is None or (crashed.step or 0) <= (begun.step or 0)
     passing = crashed.passing or crashed.follows or (blames_node(crashed) and at_start)
     return {**kind, **({"passing": True} if passing else {})}
 
 
 def conclude_run(
     run: RunDirectory,
+    state: State,
     ended: Classification,
     facts: Mapping[str, Any] | None = None,
     *,
@@ -167,22 +175,23 @@ def conclude_run(
     """Write result.json for a run whose last attempt has ended; raises OSError.
 
     Args:
+        state: the state of the run, with the end.
         facts: further values for a finished script.
         by_hand: as for :func:`write_result`.
     """
     if ended.cause is not Cause.FINISHED:
         reason = ended.decision.reason
-        write_result(run, ended.cause, ended.line, reason, ended.step, by_hand=by_hand)
+        write_result(run, state, ended.cause, ended.line, reason, ended.step, by_hand=by_hand)
         return
     # The result of a script is written here, because only now all of its ranks are known to have ended well.
     new = {"state": "finished", "time": round(time.time(), 3), **(facts or {})}
-    _write_with_goodput(run, read_json(run.result) or new)
+    _write_with_goodput(run, state, read_json(run.result) or new)
 
 
 def _evidence(
     run: RunDirectory,
     attempt: Attempt,
-    events: Sequence[Event],
+    state: State,
     exit_code: int,
     ending: Ending,
     setup: str | None,
@@ -190,35 +199,37 @@ def _evidence(
     folder = run.attempt_logs(attempt)
     failures = read_failures(folder)
     evidence = evidence_of(
-        events, attempt, exit_code, ending, None, unfinished=is_unfinished(folder)
+        state, attempt, exit_code, ending, None, unfinished=is_unfinished(folder)
     )
     if evidence.stopped is not None and evidence.stopped.cause == STOPPED:
-        return replace(evidence, diagnosis=_of_slow_nodes(events, attempt, evidence.stopped))
+        return replace(evidence, diagnosis=_of_slow_nodes(state, attempt, evidence.stopped))
     unlaunched = None
     if evidence.word is None:
-        unlaunched = _unlaunched(events, attempt, setup, ending.log, folder)
+        unlaunched = _unlaunched(state, attempt, setup, ending.log, folder)
     if unlaunched is not None:
         # The exit code means nothing if no rank started.
         return replace(evidence, exit_code=exit_codes.FAILED, diagnosis=unlaunched)
-    of_node = concerns_a_node(events, attempt, failures)
+    of_node = concerns_a_node(state, attempt, failures)
     found = first_cause(failures, read_exits(folder), ending.log, read_hang(folder), folder)
-    if evidence.word is None and not of_node and not _has_begun(events, attempt, found):
-        found = _hopeless(run, attempt, nodes_of(events, attempt), found) or found
-    late = found is not None and ended_late(events, attempt, found, time.time())
+    if evidence.word is None and not of_node and not _has_begun(state, attempt, found):
+        found = _hopeless(run, attempt, state.nodes_of(attempt), found) or found
+    late = found is not None and ended_late(state, attempt, found, time.time())
     return replace(evidence, diagnosis=found, of_node=of_node, late_kill=late)
 
 
-def _has_begun(events: Sequence[Event], attempt: Attempt, found: Diagnosis | None) -> bool:
+def _has_begun(state: State, attempt: Attempt, found: Diagnosis | None) -> bool:
     """Return True if the attempt has worked for a minute, or if its end has another known reason."""
-    opened = [one.time for one in events if (one.what, one.attempt) == ("opened", attempt)]
-    if opened and time.time() - opened[-1] >= START_SECONDS:
+    opened = state.opening(attempt)
+    if opened and time.time() - opened.time >= START_SECONDS:
         return True
-    ends = ("saved", "stopped", "trained", "finished", "node-lost", "bad-input", "refused")
-    if any(one.attempt == attempt and one.what in ends for one in events):
+    if any(state.of(attempt).of_kind(*_ENDS)):
         return True
     if found is None:
         return False
     return bool(found.step) or found.hang or found.bad_input or found.passing or blames_node(found)
+
+
+_ENDS = (Saved, Stopped, Trained, Finished, NodeLost, BadInput, AttemptRefused)
 
 
 def _hopeless(
@@ -236,54 +247,46 @@ def _hopeless(
     return replace(known, line=line, rank=named.rank, host=named.node or known.host, bad_input=True)
 
 
-def _of_slow_nodes(events: Sequence[Event], attempt: Attempt, stop: Event) -> Diagnosis:
+def _of_slow_nodes(state: State, attempt: Attempt, stop: Stopped) -> Diagnosis:
     """Return the diagnosis of a stop to replace slow nodes: the next start avoids them, as unfit nodes."""
-    hosts = tuple(map(str, stop.fields.get("hosts", ())))
-    mine = [event for event in events if event.attempt == attempt]
+    hosts = tuple(map(str, stop.hosts or ()))
     # A node that has recovered since is replaced too.
-    found = {one.host: one for one in slow_nodes(mine) if one.host in hosts}
+    found = {one.host: one for one in slow_nodes(state.of(attempt)) if one.host in hosts}
     line = "; ".join(one.line for one in found.values()) or f"slow: {', '.join(hosts)}"
     host = hosts[0] if hosts else None
     rank = found[host].rank if host in found else None
     return Diagnosis(line, rank, host, stop.step, None, 0, node_fault=True, unfit=hosts)
 
 
-def _ended_unsaved(run: RunDirectory, attempt: Attempt, evidence: Evidence) -> bool:
+def _ended_unsaved(run: RunDirectory, attempt: Attempt, state: State, evidence: Evidence) -> bool:
     """Return True if a script ended with exit code 0 after a signal, and has reported steps but no save."""
     stop = evidence.stopped
-    if not evidence.script or stop is None or stop.fields.get("exit_code") != 0:
+    if not evidence.script or stop is None or stop.exit_code != 0:
         return False
-    saved = any(event.what == "saved" for event in read_events(run))
-    return not saved and published(run.attempt_logs(attempt)).step is not None
+    return state.newest(Saved) is None and published(run.attempt_logs(attempt)).step is not None
 
 
 def _programs(evidence: Evidence) -> dict[str, Any]:
     if not evidence.script:
         return {}
-    ranks = evidence.events["opened"].fields.get("ranks")
-    programs = {"programs": ranks} if isinstance(ranks, int) else {}
-    copies = evidence.reason("copies", "")
+    opened = evidence.own.newest(Opened)
+    ranks = opened.ranks if opened else None
+    programs = {} if ranks is None else {"programs": ranks}
+    copies = evidence.reason(CopiesFound, "")
     return {**programs, **({"reason": copies} if copies else {})}
 
 
-def _opened(events: Sequence[Event], attempt: Attempt) -> bool:
-    return any(event.what == "opened" and event.attempt == attempt for event in events)
-
-
 def _unlaunched(
-    events: Sequence[Event],
+    state: State,
     attempt: Attempt,
     setup: str | None,
     batch_log: str,
     folder: Path,
 ) -> Diagnosis | None:
-    of_people = ("submitted", "cancelled", "cancel-failed", "preempted")
-    not_of_ranks = (*of_people, "ended")
-    if any(one.attempt == attempt for one in events if one.what not in not_of_ranks):
+    if any(not isinstance(one, (*NO_SIGN, Ended)) for one in state.of(attempt).events):
         return None
-    opened = [event.attempt for event in events if event.what == "opened" and event.attempt]
-    chain = jobs_of(events, attempt.job)
-    worked = any(one.job in chain for one in opened)
+    chain = state.chain(attempt.job)
+    worked = any(one.attempt.job in chain for one in state.openings if one.attempt)
     if setup is not None:
         return setup_failure(setup, batch_log, worked=worked)
     return launch_failure(batch_log, first_log(folder), worked=worked, logs=folder)
@@ -297,49 +300,49 @@ def _by_hand(cause: Cause) -> Decision:
     )
 
 
-def with_lost_announcement(run: RunDirectory) -> Sequence[Event]:
-    """Return the run's events; add the newest commit if its attempt died before the event was written.
+def with_lost_announcement(run: RunDirectory, state: State) -> State:
+    """Return the run's state; add the newest commit if its attempt died before the event was written.
 
     Raises:
         OSError: the run directory cannot be read or written.
     """
-    events = read_events(run)
     newest = newest_manifest(run.checkpoints)
     if newest is None:
-        return events
-    made = [record for record in all_histories(events) if record.attempt.owner == newest.owner]
+        return state
+    made = [record for record in state.attempts if record.attempt.owner == newest.owner]
     if not made or newest.step <= (made[0].committed or 0):
-        return events
+        return state
     # With the time of the commit: later steps are lost.
     when = round(newest.created, 3)
-    record_event(run, "saved", attempt=made[0].attempt, step=newest.step, time=when, found=True)
-    return read_events(run)
+    saved = Saved(attempt=made[0].attempt, step=newest.step, time=when, found=True)
+    Journal(run).append(saved)
+    return state.after(saved)
 
 
-def _with_stop_of_other_ranks(
-    run: RunDirectory, events: Sequence[Event], attempt: Attempt
-) -> Sequence[Event]:
-    """Return the events, with ``stopped`` if a script ended on a signal that rank 0 received too late.
+def _with_stop_of_other_ranks(run: RunDirectory, state: State, attempt: Attempt) -> State:
+    """Return the state, with ``stopped`` if a script ended on a signal that rank 0 received too late.
 
     All ranks may have ended with exit code 0 because the script saves on the signal. Then it is not finished.
     """
     folder = run.attempt_logs(attempt)
     heard = read_heard_stops(folder)
-    stops = [one for one in events if one.what == "stopped" and one.attempt == attempt]
     if not heard:
-        return events
+        return state
+    stop = state.newest(Stopped, attempt)
     # Rank 0 knows only its own work.
     ended_well = all(one.code == 0 for one in heard)
-    if stops and (ended_well or not stops[-1].fields.get("done")):
-        return events
+    if stop and (ended_well or not stop.done):
+        return state
     done = ended_well and (published(folder).done or all(one.done for one in heard))
     facts = {**stop_facts(heard[0].code), **({"done": True} if done else {})}
-    record_event(run, "stopped", attempt=attempt, cause=heard[0].cause, **facts)
-    return read_events(run)
+    stopped = Stopped(attempt=attempt, cause=heard[0].cause, **facts)
+    Journal(run).append(stopped)
+    return state.after(stopped)
 
 
 def write_result(
     run: RunDirectory,
+    state: State,
     cause: Cause,
     line: str,
     reason: str,
@@ -350,23 +353,25 @@ def write_result(
     """Write result.json for a run that ended before it was finished; raises OSError.
 
     Args:
+        state: the state of the run.
         by_hand: a person started the attempt: preemption and time limit leave the run stopped, not failed.
     """
-    state = "stopped" if by_hand and cause in _ORDERLY else "failed"
+    word = "stopped" if by_hand and cause in _ORDERLY else "failed"
     reason = f"{line}; {reason}" if line else reason
-    state = "cancelled" if cause is Cause.CANCELLED else state
-    if state == "cancelled" and was_pruned(read_events(run)):
-        state, reason = "pruned", PRUNED
+    word = "cancelled" if cause is Cause.CANCELLED else word
+    if word == "cancelled" and state.was_pruned:
+        word, reason = "pruned", PRUNED
     when = round(time.time(), 3)
     _write_with_goodput(
         run,
-        {"state": state, "cause": cause.value, "step": step, "reason": reason, "time": when},
+        state,
+        {"state": word, "cause": cause.value, "step": step, "reason": reason, "time": when},
     )
-    if state == "failed":
+    if word == "failed":
         # For `hpcrun status`, which reads the logs of many runs in a fraction of a second.
-        brief_cause(run, read_events(run), _BRIEF)
+        brief_cause(run, state, _BRIEF)
 
 
-def _write_with_goodput(run: RunDirectory, result: Mapping[str, Any]) -> None:
-    parts = goodput(read_events(run), time.time()).as_record()
+def _write_with_goodput(run: RunDirectory, state: State, result: Mapping[str, Any]) -> None:
+    parts = goodput(state, time.time()).as_record()
     write_hashed(run.result, {**result, "goodput": parts})

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
-from hpcrun.job.history import START_SECONDS, all_histories
 from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, read_events
+from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import START_SECONDS, State
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
@@ -27,7 +29,7 @@ _STEP_END, _LOOK = 20.0, 0.1
 
 
 def attempt_obstacle(
-    events: Sequence[Event], attempt: Attempt, cause: Cause, *, wanted: bool, watched: bool = False
+    state: State, attempt: Attempt, cause: Cause, *, wanted: bool, watched: bool = False
 ) -> str | None:
     """Return why the end of ``attempt`` needs a requeue; None if a new step may follow.
 
@@ -35,7 +37,7 @@ def attempt_obstacle(
     failed within a minute and without progress, unless it was the first of its job and had begun to train.
 
     Args:
-        events: the run's events, with the end of the attempt.
+        state: the state of the run, with the end of the attempt.
         wanted: ``restarts.in_place``.
         watched: lost nodes are known, so a step on the other nodes may follow.
     """
@@ -45,7 +47,7 @@ def attempt_obstacle(
         return None
     if cause not in _POSSIBLE:
         return f"the cause was {cause.value}"
-    record = next((one for one in all_histories(events) if one.attempt == attempt), None)
+    record = next((one for one in state.attempts if one.attempt == attempt), None)
     if record is None:
         return "the attempt has no record"
     hasty = record.seconds is not None and record.seconds < START_SECONDS
@@ -119,7 +121,7 @@ _LAUNCH = re.compile(r"^srun: error: (?:Application launch failed|Unable to crea
 def was_launched(run: RunDirectory, attempt: Attempt) -> bool:
     """Return True if Slurm has started all tasks of ``attempt``, as far as files can be read."""
     try:
-        if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
+        if Journal(run).read().has_opened(attempt):
             return True
         logs = run.attempt_logs(attempt)
         started = any(logs.glob("rank-*.log"))

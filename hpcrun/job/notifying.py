@@ -19,10 +19,11 @@ from typing import Any
 from hpcrun.config import Watch
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped, say
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt, Cause
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import Cause
 from hpcrun.run.sweep_file import is_element, read_sweep
 from hpcrun.slurm.launch import jobs
 

@@ -2,28 +2,28 @@
 
 import os
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.job.finalize import with_lost_announcement, write_result
-from hpcrun.job.history import (
-    AttemptRecord,
-    all_histories,
-    asked_to_end,
-    finished_before,
-    histories,
-    jobs_of,
-    last_committed,
-)
 from hpcrun.job.ownership import Occupied, require_free, require_own_number
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.job.scheduler_view import batch_log
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
-from hpcrun.run.events import Attempt, Cause, Event, read_events, record_event, was_cancelled
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.journal.events import (
+    AttemptRefused,
+    CancelRequested,
+    Cause,
+    Ended,
+    Finished,
+    Opened,
+)
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import AttemptRecord, State
 from hpcrun.run.record import claim
 
 
@@ -38,7 +38,7 @@ def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
     """
     if attempt.label == "0" or (read_json(run.result) or {}).get("state") != "finished":
         return False
-    return finished_before(read_events(run), attempt)
+    return Journal(run).read().finished_before(attempt)
 
 
 def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
@@ -56,31 +56,33 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         require_free(run, attempt)
         require_own_number(run, attempt)
         _require_new(run, attempt)
-    events = with_lost_announcement(run)
-    for record in all_histories(events):
+    journal = Journal(run)
+    before = state = with_lost_announcement(run, journal.read())
+    for record in before.attempts:
         if record.cause is None and record.attempt != attempt:
-            cause, reason = _end_of(run, events, record, attempt)
-            record_event(
-                run,
-                "ended",
+            cause, reason = _end_of(run, before, record, attempt)
+            ended = Ended(
                 attempt=record.attempt,
                 cause=cause.value,
                 step=record.committed,
                 reason=reason,
-                last_seen=_last_sign(run, events, record),
+                last_seen=_last_sign(run, before, record),
                 # For another job, a person has requested the next start.
-                restart_allowed=record.attempt.job in jobs_of(events, attempt.job),
+                restart_allowed=record.attempt.job in before.chain(attempt.job),
             )
+            journal.append(ended)
+            state = state.after(ended)
     # Another job is another submission by a person and starts with fresh budgets.
-    chain = jobs_of(events, attempt.job)
-    history = [record for record in histories(read_events(run)) if record.attempt.job in chain]
+    chain = state.chain(attempt.job)
+    history = [one for one in state.attempts_of_newest_job if one.attempt.job in chain]
     # After a start that finished, only the result is missing: this start writes it again.
     if history and history[-1].cause not in (None, Cause.FINISHED):
         decision = decide(history, budgets)
         if not decision.restart:
-            events = read_events(run)
-            record_event(run, "refused", attempt=attempt, reason=decision.reason)
-            write_result(run, history[-1].cause, "", decision.reason, last_committed(events))
+            refused = AttemptRefused(attempt=attempt, reason=decision.reason)
+            journal.append(refused)
+            state = state.after(refused)
+            write_result(run, state, history[-1].cause, "", decision.reason, state.committed)
             raise Refused(f"{run.name}: not started again: {decision.reason}")
     claim(run, attempt)
     if not history:
@@ -93,11 +95,10 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         # For late_kills.py.
         place["slurm_step"] = int(step)
     reported: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
-    record_event(run, "opened", attempt=attempt, **reported)
-    others = [one for one in read_events(run) if (one.what, one.attempt) != ("opened", attempt)]
-    if attempt.in_place and was_cancelled(others, attempt.job):
+    journal.append(Opened(attempt=attempt, **reported))
+    if attempt.in_place and journal.read().without_opening(attempt).was_cancelled(attempt.job):
         # The cancellation came while the batch step decided. The event above would hide it.
-        record_event(run, "cancelled", attempt=attempt)
+        journal.append(CancelRequested(attempt=attempt))
         raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
 
 
@@ -106,7 +107,7 @@ def _require_new(run: RunDirectory, attempt: Attempt) -> None:
 
     Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
     """
-    if any((one.what, one.attempt) == ("opened", attempt) for one in read_events(run)):
+    if Journal(run).read().has_opened(attempt):
         raise Refused(
             f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
             f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"
@@ -114,17 +115,16 @@ def _require_new(run: RunDirectory, attempt: Attempt) -> None:
 
 
 def _end_of(
-    run: RunDirectory, events: Sequence[Event], record: AttemptRecord, successor: Attempt
+    run: RunDirectory, state: State, record: AttemptRecord, successor: Attempt
 ) -> tuple[Cause, str]:
-    mine = [event for event in events if event.attempt == record.attempt]
-    if any(event.what == "finished" for event in mine):
+    if state.newest(Finished, record.attempt):
         return Cause.FINISHED, "finished"
     word = scheduler_word(batch_log(run, record.attempt))
     words = ["preemption", "time-limit"]
     # A job that Slurm starts again was not cancelled.
     if record.attempt.job != successor.job:
         words.append("cancelled")
-        word = "cancelled" if asked_to_end(events, record.attempt) else word
+        word = "cancelled" if state.asked_to_end(record.attempt) else word
     if word in words:
         return Cause(word), f"{word}; killed before it could record its end"
     hang = read_hang(run.attempt_logs(record.attempt))
@@ -136,9 +136,9 @@ def _end_of(
     )
 
 
-def _last_sign(run: RunDirectory, events: Sequence[Event], record: AttemptRecord) -> float:
+def _last_sign(run: RunDirectory, state: State, record: AttemptRecord) -> float:
     """Return the last time (Unix seconds) at which an attempt without a recorded end was known to run."""
-    reported = [event.time for event in events if event.attempt == record.attempt]
+    reported = [event.time for event in state.of(record.attempt).events]
     logged = [
         line["time"]
         for line in read_lines(run.metrics)

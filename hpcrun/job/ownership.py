@@ -8,18 +8,19 @@ Such a start would discard the training so far without a message.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from hpcrun import exit_codes
 from hpcrun.config import Config, load_resolved
 from hpcrun.errors import UserError
-from hpcrun.job.history import last_committed, of_script, successor
 from hpcrun.job.scheduler_view import query_job
-from hpcrun.run.attempt import attempt_here
+from hpcrun.run.attempt import Attempt, attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt, Event, read_events, record_event
 from hpcrun.run.files import read_lines
+from hpcrun.run.journal.events import Ended, FoundOccupied, Opened, Started, Submitted
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.run.trust import SUBMITTED, own_config
 from hpcrun.slurm.answers import is_over
 from hpcrun.slurm.placement import job_id, scheduler
@@ -56,12 +57,12 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
         Occupied: another job does.
         OSError: the run directory cannot be written.
     """
-    job = _job_before(read_events(run), attempt)
+    job = _job_before(Journal(run).read(), attempt)
     view = query_job(job) if job is not None else None
     # A COMPLETING job has been asked to end, and its ranks will see the new owner.
     if view is None or is_over(view.state) or view.being_ended:
         return
-    record_event(run, "occupied", refused=attempt.owner, holder=job)
+    Journal(run).append(FoundOccupied(refused=attempt.owner, holder=job))
     raise Occupied(_line(run, attempt, str(job)))
 
 
@@ -73,9 +74,9 @@ def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
         OSError: the run directory cannot be read.
     """
     here = os.environ.get("SLURM_CLUSTER_NAME")
-    for event in read_events(run):
-        if here and event.what == "opened" and event.attempt and event.attempt.job == attempt.job:
-            there = event.fields.get("cluster", here)
+    for event in Journal(run).read().openings if here else ():
+        if event.attempt and event.attempt.job == attempt.job:
+            there = event.cluster or here
             if there != here:
                 raise Occupied(
                     f"{run.name}: job {attempt.job} of cluster {there} already used this number, which names "
@@ -85,9 +86,9 @@ def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
 
 def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
     """Return the message with which `require_free` has refused ``attempt``, or None."""
-    for event in read_events(run):
-        if event.what == "occupied" and event.fields.get("refused") == attempt.owner:
-            return _line(run, attempt, str(event.fields.get("holder")))
+    for event in Journal(run).read().of_kind(FoundOccupied):
+        if event.refused == attempt.owner:
+            return _line(run, attempt, str(event.holder))
     return None
 
 
@@ -98,23 +99,23 @@ def _line(run: RunDirectory, attempt: Attempt, holder: str) -> str:
     )
 
 
-def _job_before(events: Sequence[Event], attempt: Attempt) -> str | None:
+def _job_before(state: State, attempt: Attempt) -> str | None:
     """Return the last job of this cluster that held the run, unless it is over or the attempt's own job."""
     here, found = os.environ.get("SLURM_CLUSTER_NAME"), None
     over: set[str] = set()
-    for event in events:
+    for event in state.events:
         if event.attempt is None:
             continue
         if event.attempt.job == attempt.job:
             # The attempt's own job has opened the run since.
-            found = None if event.what == "opened" else found
+            found = None if isinstance(event, Opened) else found
             continue
         job = event.attempt.job
-        if event.what in ("submitted", "opened") and event.fields.get("executor") == "slurm":
+        if isinstance(event, Submitted | Opened) and event.executor == "slurm":
             over.discard(job)
-            elsewhere = here is not None and event.fields.get("cluster", here) != here
+            elsewhere = here is not None and (event.cluster or here) != here
             found = None if elsewhere else job
-        elif event.what == "ended" and event.fields.get("restart_allowed") is False:
+        elif isinstance(event, Ended) and event.restart_allowed is False:
             over.add(job)
     return None if found in over else found
 
@@ -130,7 +131,7 @@ def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> i
     if code == exit_codes.DONE or job is None or scheduler(environ) != "slurm":
         return code
     attempt = attempt_here(job, environ)
-    newer = successor(read_events(run), attempt)
+    newer = Journal(run).read().successor(attempt)
     if newer is None:
         return code
     print(
@@ -152,16 +153,16 @@ def require_none_lost(run: RunDirectory, handle: str | None = None) -> None:
     Raises:
         RunError: the checkpoints are gone; the message says how to start from step 0.
     """
-    events = read_events(run)
-    step = last_committed(events)
+    state = Journal(run).read()
+    step = state.committed
     # A script chooses its own files and only reports its saves.
-    if of_script(events):
+    if state.of_script:
         return
     found = f"step {step} was saved"
     if step is None:
         # A start writes its event before its metrics.
         logged = [line["step"] for line in read_lines(run.metrics) if "step" in line]
-        if not logged or any(event.what == "started" for event in events):
+        if not logged or state.newest(Started):
             return
         found = f"{run.metrics.name} has step {logged[-1]}, but {run.events.name} has no start"
     name = handle or run.name

@@ -7,8 +7,8 @@ here every cause is counted separately (invariant 8).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcrun.job.history import START_SECONDS, AttemptRecord
-from hpcrun.run.events import Cause
+from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.state import START_SECONDS, AttemptRecord
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,10 @@ from hpcrun.job.scheduler_view import (
     wait_for_word,
     word_of,
 )
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.journal.events import Submitted
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.trust import ForeignRun, fixed_script, own_content
 from hpcrun.slurm.environment import scrub
 
@@ -345,12 +347,8 @@ def _submit(run: RunDirectory, attempt: Attempt) -> str:
 
 
 def _record(run: RunDirectory, attempt: Attempt, job: str) -> None:
-    before = [event for event in read_events(run) if event.what == "submitted"]
-    facts = dict(before[-1].fields) if before else {"executor": "slurm"}
+    journal = Journal(run)
+    before = journal.read().newest(Submitted)
+    facts = before.known if before else {"executor": "slurm"}
     # The new job has this run only.
-    record_event(
-        run,
-        "submitted",
-        attempt=Attempt(job, 0),
-        **facts | {"continues": attempt.job},
-    )
+    journal.append(Submitted(attempt=Attempt(job, 0), **facts | {"continues": attempt.job}))

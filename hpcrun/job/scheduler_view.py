@@ -14,9 +14,9 @@ from typing import Literal, cast
 
 from hpcrun import slurm
 from hpcrun.diagnose.read_log import scheduler_word
-from hpcrun.job.history import asked_to_end
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.journal.journal import Journal
 
 SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
 
@@ -164,7 +164,7 @@ def _limit_near(view: JobView, lead: float) -> bool:
 
 def reason_given(run: RunDirectory, attempt: Attempt) -> str | None:
     """Return the reason to end the attempt that a person or Slurm has recorded so far, or None."""
-    if asked_to_end(read_events(run), attempt):
+    if Journal(run).read().asked_to_end(attempt):
         return "cancelled"
     return scheduler_word(batch_log(run, attempt))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from hpcrun.config import Config, Job
 from hpcrun.job.ownership import load_own
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS

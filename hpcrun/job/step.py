@@ -39,9 +39,8 @@ from hpcrun.nodes.kill_ranks import end_sruns
 from hpcrun.nodes.late_kills import skip_numbers
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.run import memory_keeper
-from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS
+from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS, Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
 from hpcrun.slurm.batch_environment import (

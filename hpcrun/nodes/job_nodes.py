@@ -27,8 +27,10 @@ from hpcrun.nodes.watch import AgentProcess, AgentStep, NodeWatch
 from hpcrun.ranks.addresses import is_loopback
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run import memory_keeper
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.journal.events import NodeLost, Replaced, SpareLost, SpareUnfit
+from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.avoided_nodes import add_failure, bad_nodes_path
 from hpcrun.slurm.environment import without_rank_requests
 from hpcrun.slurm.notation import AGENTS, STEPS, expand
@@ -181,8 +183,8 @@ class JobNodes:
             ClusterError: too few nodes are left.
         """
         with contextlib.suppress(OSError):
-            known = ((event.what, event.attempt) for event in read_events(self._run))
-            self._prepared |= set(self.used) if ("opened", self._attempt) in known else set()
+            opened = Journal(self._run).read().has_opened(self._attempt)
+            self._prepared |= set(self.used) if opened else set()
         with self._lock:
             chosen = choose_nodes(self.shape, self.bad, self.used, self._suspects)
             if chosen is None:
@@ -191,7 +193,8 @@ class JobNodes:
             before, self.used, self._attempt = self.used, chosen, attempt
         for node, new in replacements(before, chosen):
             reason = self.bad.get(node) or self._suspects.get(node, "")
-            note(self._run, "replaced", attempt, lost=node, by=new, reason=reason)
+            replaced = Replaced(attempt=attempt, lost=node, by=new, reason=reason)
+            Journal(self._run).note(replaced)
             place = f"{new} replaces {node}" if new else f"the step continues without {node}"
             _say(f"{place}: {reason}")
         self._free(chosen)
@@ -291,7 +294,12 @@ class JobNodes:
             self._lost.add(node)
             child = self._child if node in self.used else None
             used, attempt = node in self.used, self._attempt
-        note(self._run, "node-lost" if used else "spare-lost", attempt, host=node, reason=reason)
+        lost = (
+            NodeLost(attempt=attempt, host=node, reason=reason)
+            if used
+            else SpareLost(attempt=attempt, host=node, reason=reason)
+        )
+        Journal(self._run).note(lost)
         _say(f"{node} is lost: {reason}")
         with contextlib.suppress(OSError):
             add_failure(bad_nodes_path(), node, reason, str(self._run.path), attempt.owner)
@@ -421,7 +429,8 @@ class JobNodes:
             if node in self.used:
                 return
             self.bad.setdefault(node, fault)
-        note(self._run, "spare-unfit", self._attempt, host=node, reason=fault)
+        unfit = SpareUnfit(attempt=self._attempt, host=node, reason=fault)
+        Journal(self._run).note(unfit)
         _say(f"the spare node {node} is unfit: {fault}")
 
     def _free(self, chosen: Sequence[str]) -> None:

@@ -16,14 +16,16 @@ from collections.abc import Sequence
 
 from hpcrun import slurm
 from hpcrun.diagnose.causes import Diagnosis
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, read_events
+from hpcrun.run.journal.events import Cause, Ended, Event, NodeLost, Opened, SpareLost
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.slurm.environment import without_rank_requests
 from hpcrun.slurm.notation import STEPS
 
 # Slurm could reach all nodes at these ends.
 _PLANNED = frozenset({Cause.PREEMPTION.value, Cause.TIME_LIMIT.value, Cause.CONTINUED.value})
-_LOSSES = ("node-lost", "spare-lost")
 # Seconds. A node counts as down after SlurmdTimeout (300 s by default), and Slurm then repeats nothing.
 _LATE = 3600.0
 _STEP = 30.0
@@ -34,16 +36,16 @@ _KILLED = re.compile(r"killed by SIGKILL|: Killed")
 _PER_START = 2
 
 
-def numbers_to_skip(events: Sequence[Event], attempt: Attempt, now: float) -> int:
+def numbers_to_skip(state: State, attempt: Attempt, now: float) -> int:
     """Return the number of steps from 0 on that a late request may kill; 0 after planned ends.
 
     Args:
-        events: the run's events.
+        state: the run's state.
         attempt: the attempt that begins.
         now: Unix seconds.
     """
     starts: dict[int, list[Event]] = {}
-    for event in events:
+    for event in state.events:
         one, recent = event.attempt, now - event.time < _LATE
         if recent and one is not None and one.job == attempt.job and one.restart < attempt.restart:
             starts.setdefault(one.restart, []).append(event)
@@ -54,8 +56,8 @@ def numbers_to_skip(events: Sequence[Event], attempt: Attempt, now: float) -> in
         return 0
     count = 0
     for told in earlier:
-        numbers = [event.fields.get("slurm_step") for event in told if event.what == "opened"]
-        known = [number for number in numbers if isinstance(number, int)]
+        numbers = [event.slurm_step for event in told if isinstance(event, Opened)]
+        known = [number for number in numbers if number is not None]
         # The agents may have started after the ranks.
         count = max(known) + _PER_START if known else count + _PER_START
     return count
@@ -63,15 +65,16 @@ def numbers_to_skip(events: Sequence[Event], attempt: Attempt, now: float) -> in
 
 def _was_unplanned(events: Sequence[Event]) -> bool:
     """Return True if a node may have been lost in the start of the job with these events."""
-    causes = [event.cause for event in events if event.what == "ended"]
-    return not causes or causes[-1] not in _PLANNED or any(one.what in _LOSSES for one in events)
+    causes = [event.cause for event in events if isinstance(event, Ended)]
+    lost = any(isinstance(event, NodeLost | SpareLost) for event in events)
+    return lost or not causes or causes[-1] not in _PLANNED
 
 
-def ended_late(events: Sequence[Event], attempt: Attempt, found: Diagnosis, now: float) -> bool:
+def ended_late(state: State, attempt: Attempt, found: Diagnosis, now: float) -> bool:
     """Return True if Slurm may have ended a rank late: its node was lost in an earlier start of the job.
 
     Args:
-        events: the run's events.
+        state: the run's state.
         attempt: the attempt that has ended.
         found: its first failure.
         now: Unix seconds.
@@ -79,7 +82,7 @@ def ended_late(events: Sequence[Event], attempt: Attempt, found: Diagnosis, now:
     if found.host is None or not _KILLED.search(found.line):
         return False
     lost = False
-    for event in events:
+    for event in state.events:
         one = event.attempt
         if one is None or one.job != attempt.job:
             continue
@@ -87,7 +90,8 @@ def ended_late(events: Sequence[Event], attempt: Attempt, found: Diagnosis, now:
             # Once is enough: a rank that is killed again and again needs the budget for crashes.
             return False
         recent = one.restart < attempt.restart and now - event.time < _AFTER_LOSS
-        lost |= recent and event.what in _LOSSES and event.fields.get("host") == found.host
+        if recent and isinstance(event, NodeLost | SpareLost):
+            lost |= event.host == found.host
     return lost
 
 
@@ -102,7 +106,7 @@ def skip_numbers(run: RunDirectory, attempt: Attempt) -> None:
     if attempt.restart == 0 or node is None:
         return
     try:
-        count = numbers_to_skip(read_events(run), attempt, time.time())
+        count = numbers_to_skip(Journal(run).read(), attempt, time.time())
     except OSError:
         # A file server that does not answer: the start of the ranks reports it.
         return

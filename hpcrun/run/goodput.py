@@ -5,11 +5,27 @@ Clusters are compared by the share of productive time (ETTR, effective training 
 "Revisiting reliability in large-scale machine learning research clusters", 2024).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import (
+    CancelRequested,
+    Cause,
+    Ended,
+    Event,
+    Finished,
+    Opened,
+    Saved,
+    Started,
+    Stepped,
+    Stopped,
+    Submitted,
+    Suspended,
+    Trained,
+)
+from hpcrun.run.journal.state import State
 
 
 @dataclass(frozen=True)
@@ -80,26 +96,25 @@ class Span(NamedTuple):
 
 
 def goodput(
-    events: Sequence[Event], now: float, stepped: float | None = None, *, lost: bool = False
+    state: State, now: float, stepped: float | None = None, *, lost: bool = False
 ) -> Goodput:
     """Split the time from the first event to the end of the run, or to ``now``.
 
     Args:
-        events: the run's events, oldest first.
+        state: the state of the run.
         now: the present, or the last sign of a run without a job, in Unix seconds of the writers' clock.
         stepped: the time of the last step of a live run that makes no progress; None: it makes progress.
         lost: no job has the run, though no event shows its end.
     """
     parts: dict[str, float] = {}
-    for span in spans(events, now, stepped, lost=lost):
+    for span in spans(state, now, stepped, lost=lost):
         parts[span.part] = parts.get(span.part, 0.0) + span.end - span.begin
-    script = any(event.what == "opened" and event.fields.get("script") for event in events)
-    known = not script or any(event.what in _REPORTS for event in events)
+    known = not state.of_script or any(state.of_kind(*_REPORTS))
     return Goodput(**parts, known=known)
 
 
 def spans(
-    events: Sequence[Event], now: float, stepped: float | None = None, *, lost: bool = False
+    state: State, now: float, stepped: float | None = None, *, lost: bool = False
 ) -> list[Span]:
     """Return the time from the first event to the end of the run, or to ``now``, in order without gaps.
 
@@ -107,14 +122,14 @@ def spans(
     predecessor counts as simultaneous. After a large difference, the later clock counts.
     """
     account = _Account(
-        {event.attempt: event.what for event in reversed(events) if event.what in _REPORTS}
+        {event.attempt: type(event) for event in reversed([*state.of_kind(*_REPORTS)])}
     )
-    for event in events:
+    for event in state.events:
         account.on(event)
     return account.closed(now, stepped, lost=lost)
 
 
-_REPORTS = ("stepped", "saved")
+_REPORTS: tuple[type[Event], ...] = (Stepped, Saved)
 # Seconds. Clocks that NTP keeps differ by less.
 _CLOCKS_DIFFER = 60.0
 
@@ -122,8 +137,8 @@ _CLOCKS_DIFFER = 60.0
 class _Account:
     """Reads the log in order; ``_state`` names the part to which the time since ``_at`` belongs."""
 
-    def __init__(self, reports: Mapping[Attempt | None, str]) -> None:
-        """``reports``: the kind of each attempt's first report, ``stepped`` or ``saved``."""
+    def __init__(self, reports: Mapping[Attempt | None, type[Event]]) -> None:
+        """``reports``: the kind of each attempt's first report."""
         self._spans: list[Span] = []
         # The first span after the last commit, and the first after the last start of the training.
         self._uncommitted, self._begun = 0, 0
@@ -142,14 +157,14 @@ class _Account:
 
     def on(self, event: Event) -> None:
         when = self._time_of(event)
-        if event.what == "submitted":
+        if isinstance(event, Submitted):
             # A fast job may log its first event before its submitter does.
             if self._state in ("idle", "queue"):
                 self._spend(when, self._state)
                 self._state = "queue"
             else:
                 self._asked = when
-        elif event.what == "opened":
+        elif isinstance(event, Opened):
             self._asked = None
             in_place = event.attempt is not None and event.attempt.in_place > 0
             waited = "start_up" if in_place and self._state == "requeue_wait" else self._state
@@ -157,51 +172,51 @@ class _Account:
             if not in_place:
                 self._continue_from(None)
             self._state, self._attempt = "start_up", event.attempt
-            self._script = bool(event.fields.get("script"))
-        elif event.what == "cancelled" and self._state in ("queue", "requeue_wait"):
+            self._script = bool(event.script)
+        elif isinstance(event, CancelRequested) and self._state in ("queue", "requeue_wait"):
             # A cancelled job that was still waiting logs no end.
             self._spend(when, self._state)
             self._state = "idle"
         elif event.attempt != self._attempt:
             return
-        elif event.what == "started":
+        elif isinstance(event, Started):
             self._spend(when, "start_up")
             if not self._script:
                 self._lose_saves_after(event.step or 0)
             self._state = self._begin()
-            self._continue_from(event.fields.get("snapshot"))
-        elif event.what == "stepped":
+            self._continue_from(event.snapshot)
+        elif isinstance(event, Stepped):
             # A script's own set-up is over after its first step.
             self._spend(when, "start_up")
             self._lose_saves_after(event.step or 0)
             self._state = "unsaved"
-        elif event.what == "saved":
-            seconds = float(event.fields.get("seconds", 0.0))
+        elif isinstance(event, Saved):
+            seconds = event.seconds or 0.0
             self._keep(when - seconds)
             self._spend(when, "checkpoint" if seconds else self._state)
             self._uncommitted = len(self._spans)
             self._saves.append((event.step or 0, self._uncommitted))
-        elif event.what == "suspended":
+        elif isinstance(event, Suspended):
             # A later event shows which part the steps around the suspension belong to.
-            self._suspended += float(event.fields.get("seconds", 0.0))
-        elif event.what in ("stopped", "trained", "finished"):
-            if self._script and event.fields.get("committed"):
+            self._suspended += event.seconds or 0.0
+        elif isinstance(event, Stopped | Trained | Finished):
+            if self._script and isinstance(event, Stopped) and event.committed:
                 self._keep(when)
             elif self._script and self._computes:
                 self._spend(when, self._lost)
             # After the last commit of an orderly end, nothing more is computed.
             self._spend(when, "start_up")
             self._state = "start_up"
-        elif event.what == "ended":
+        elif isinstance(event, Ended):
             self._end(event, when)
 
-    def _end(self, event: Event, when: float) -> None:
-        seen = when - event.time + float(event.fields.get("last_seen") or event.time)
+    def _end(self, event: Ended, when: float) -> None:
+        seen = when - event.time + (event.last_seen or event.time)
         if event.cause == Cause.FINISHED.value:
             # The weights of a finished script have all of its steps.
             self._keep(seen)
         self._spend(seen, self._lost if self._computes else "start_up")
-        self._state = "requeue_wait" if event.fields.get("restart_allowed") else "idle"
+        self._state = "requeue_wait" if event.restart_allowed else "idle"
         if self._state == "idle":
             self._continue_from(None)
         if self._state == "idle" and self._asked is not None and self._asked > seen:
@@ -214,7 +229,7 @@ class _Account:
         if self._at is None:
             self._at = when
         # A commit that is found later keeps its own time.
-        if self._at - when > _CLOCKS_DIFFER and not event.fields.get("found"):
+        if self._at - when > _CLOCKS_DIFFER and not (isinstance(event, Saved) and event.found):
             self._behind += self._at - when
             when = self._at
         return when
@@ -225,7 +240,7 @@ class _Account:
             return "unsaved"
         if not self._reports:
             return "running"
-        return "unsaved" if self._reports.get(self._attempt) == "saved" else "start_up"
+        return "unsaved" if self._reports.get(self._attempt) is Saved else "start_up"
 
     @property
     def _computes(self) -> bool:

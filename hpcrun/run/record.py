@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json, write_json
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.snapshot import PRIVATE

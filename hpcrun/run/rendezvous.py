@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import make_log_folder, read_json, write_json
 
 T = TypeVar("T")

@@ -1,13 +1,19 @@
 """Slow, lost and replaced nodes of a run, from its event log; ranks of other nodes wait for a slow node."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from hpcrun.run.events import Attempt, Event
-
-BEGUN, OVER = "slow", "slow-over"
-"""Events: a node has become slow, and is no longer slow."""
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import (
+    Event,
+    Replaced,
+    Slow,
+    SlowOver,
+    SpareLost,
+    SpareUnfit,
+    Stopped,
+)
+from hpcrun.run.journal.state import State
 
 STOPPED = "slow-node"
 """Cause of the event ``stopped`` if the ranks stopped so that another node takes the place of a slow node."""
@@ -43,63 +49,59 @@ class SlowNode:
         return f"step {self.since} to {end}"
 
 
-def slow_nodes(events: Sequence[Event]) -> list[SlowNode]:
+def slow_nodes(state: State) -> list[SlowNode]:
     """Return all slow nodes of a run, in the order in which they became slow."""
     found: list[SlowNode] = []
     places: dict[tuple[Attempt | None, str], int] = {}
-    for event in events:
-        host = str(event.fields.get("host"))
-        key = event.attempt, host
-        if event.what == BEGUN and (one := _node(event.fields, host, event.step)) is not None:
-            places[key] = len(found)
-            found.append(one)
-        elif event.what == OVER and key in places:
+    for event in state.of_kind(Slow, SlowOver):
+        key = event.attempt, str(event.host)
+        if isinstance(event, Slow):
+            if (one := _node(event)) is not None:
+                places[key] = len(found)
+                found.append(one)
+        elif key in places:
             place = places.pop(key)
             found[place] = replace(found[place], until=event.step)
     return found
 
 
-def slow_now(events: Sequence[Event]) -> list[SlowNode]:
+def slow_now(state: State) -> list[SlowNode]:
     """Return the nodes that are slow at the end of the newest attempt that has begun."""
-    begun = [event.attempt for event in events if event.what == "opened"]
-    newest = [event for event in events if begun and event.attempt == begun[-1]]
-    return [one for one in slow_nodes(newest) if one.until is None]
+    if state.owner is None:
+        return []
+    return [one for one in slow_nodes(state.of(state.owner)) if one.until is None]
 
 
-def replaced_hosts(events: Sequence[Event]) -> set[str]:
+def replaced_hosts(state: State) -> set[str]:
     """Return the nodes that a stop of the ranks has already replaced."""
-    stops = [event for event in events if event.what == "stopped" and event.cause == STOPPED]
-    return {str(host) for event in stops for host in event.fields.get("hosts", ())}
+    stops = [event for event in state.of_kind(Stopped) if event.cause == STOPPED]
+    return {str(host) for event in stops for host in event.hosts or ()}
 
 
-def _node(fields: dict[str, Any], host: str, step: int | None) -> SlowNode | None:
+def _node(event: Slow) -> SlowNode | None:
     """Return the node of an event; None if a person has damaged the event."""
-    rank, ratio = fields.get("rank"), fields.get("ratio")
-    if not isinstance(rank, int) or not isinstance(ratio, int | float) or step is None:
+    if event.rank is None or event.ratio is None or event.step is None:
         return None
-    return SlowNode(host, rank, float(ratio), step)
+    return SlowNode(str(event.host), event.rank, float(event.ratio), event.step)
 
 
-def replaced_now(events: Sequence[Event]) -> list[str]:
+def replaced_now(state: State) -> list[str]:
     """Return a line for each node that the newest start of the newest job has replaced or lost."""
-    started = [event.attempt for event in events if event.attempt is not None]
+    started = [event.attempt for event in state.events if event.attempt is not None]
     if not started:
         return []
-    mine = (event for event in events if event.attempt and event.attempt.is_of_start(started[-1]))
+    mine = (one for one in state.events if one.attempt and one.attempt.is_of_start(started[-1]))
     return [line for event in mine for line in _replacement(event)]
 
 
 def _replacement(event: Event) -> Iterator[str]:
-    facts = event.fields
-    host, by, reason = (
-        facts.get("host"),
-        facts.get("by"),
-        facts.get("reason") or "no reason is recorded",
-    )
-    if event.what == "replaced":
-        place = f"was replaced by {by}" if by else "is used no more"
-        yield f"{facts.get('lost')} {place}: {reason}"
-    elif event.what == "spare-lost":
-        yield f"the spare node {host} was lost: {reason}"
-    elif event.what == "spare-unfit":
-        yield f"the spare node {host} is unfit: {reason}"
+    if not isinstance(event, Replaced | SpareLost | SpareUnfit):
+        return
+    reason = event.reason or "no reason is recorded"
+    if isinstance(event, Replaced):
+        place = f"was replaced by {event.by}" if event.by else "is used no more"
+        yield f"{event.lost} {place}: {reason}"
+    elif isinstance(event, SpareLost):
+        yield f"the spare node {event.host} was lost: {reason}"
+    else:
+        yield f"the spare node {event.host} is unfit: {reason}"

@@ -14,9 +14,12 @@ from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, result_lines
 from hpcrun.run.files import write_hashed
+from hpcrun.run.journal.events import Finished, Stopped, Trained
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.progress_lines import result_lines
 from hpcrun.run.record import require_ownership
 from hpcrun.train.saving import Saver
 from hpcrun.train.setup import Context
@@ -48,15 +51,15 @@ def stopped(
     if trainer.is_main_process:
         print(f"hpcrun: stopped: {_REASONS[stop]}; saved up to step {saver.saved}", flush=True)
         committed = saver.failed is None
-        note(
-            run,
-            "stopped",
-            attempt,
+        slow: dict[str, Any] = {"hosts": [*leaving]} if stop is StopReason.SLOW_NODE else {}
+        stopped = Stopped(
+            attempt=attempt,
             cause=stop.name.lower().replace("_", "-"),
             step=saver.saved,
             committed=committed,
-            **({"hosts": [*leaving]} if stop is StopReason.SLOW_NODE else {}),
+            **slow,
         )
+        Journal(run).note(stopped)
     return exit_codes.UNFINISHED if saver.failed is None else exit_codes.SAVE_FAILED
 
 
@@ -84,7 +87,7 @@ def finished(
     report: dict[str, Any] = {}
     error = None
     if trainer.is_main_process:
-        note(run, "trained", attempt, step=steps)
+        Journal(run).note(Trained(attempt=attempt, step=steps))
     try:
         if type(task).report is not Task.report and config.checkpoint.keep_best:
             with context.at("restoring the best weights"):
@@ -110,7 +113,8 @@ def finished(
                 "time": round(time.time(), 3),
             },
         )
-        note(run, "finished", attempt, step=steps, **({"early": True} if early.due else {}))
+        known: dict[str, Any] = {"early": True} if early.due else {}
+        Journal(run).note(Finished(attempt=attempt, step=steps, **known))
         if early.due:
             print(f"hpcrun: stopped early {early.reason()}", flush=True)
         if shown != last:

@@ -27,7 +27,6 @@ from hpcrun.errors import (
     error_on_all_ranks,
 )
 from hpcrun.job.finalize import finalize
-from hpcrun.job.history import asked_to_requeue
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied, load_own
 from hpcrun.job.policy import Budgets
@@ -40,10 +39,11 @@ from hpcrun.ranks.interfaces import (
     own_interfaces,
 )
 from hpcrun.ranks.signals import StopFlag, end_helpers
-from hpcrun.run.attempt import IN_PLACE, attempt_here, other_tasks
+from hpcrun.run.attempt import IN_PLACE, Attempt, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record
 from hpcrun.run.endings import node_name, record_failure
-from hpcrun.run.events import Attempt, job_of_process, note, read_events
+from hpcrun.run.journal.events import BadInput, Saved, Started
+from hpcrun.run.journal.journal import Journal, job_of_process
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
@@ -240,7 +240,7 @@ def _run(
             nodes=distributed.num_nodes,
             hosts=_slurm_hosts(distributed),
         )
-        if attempt.in_place and asked_to_requeue(read_events(run), attempt):
+        if attempt.in_place and Journal(run).read().asked_to_requeue(attempt):
             # `hpcrun preempt` came between two attempts and found no rank to signal.
             signal.raise_signal(signal.SIGUSR2)
     require_node(config, distributed)
@@ -267,8 +267,7 @@ def has_trained(run: RunDirectory, attempt: Attempt) -> bool:
         return True
     try:
         return any(
-            event.what in ("started", "saved") and event.attempt != attempt
-            for event in read_events(run)
+            event.attempt != attempt for event in Journal(run).read().of_kind(Started, Saved)
         )
     except OSError:
         return True
@@ -283,15 +282,14 @@ def refuse(error: UserError) -> int:
 def note_refusal(run: RunDirectory, attempt: Attempt, error: UserError) -> None:
     """Write rank 0's event ``bad-input``, with the facts about nodes that the classification needs."""
     known = error if isinstance(error, ErrorOnAllRanks) else None
-    note(
-        run,
-        "bad-input",
-        attempt,
+    refused = BadInput(
+        attempt=attempt,
         reason=str(error),
         kind=type(error).__name__,
         host=(known and known.host) or node_name(),
         certain=error.certain,
     )
+    Journal(run).note(refused)
 
 
 def record_refusal(run: RunDirectory, error: UserError) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,11 @@ from hpcrun.job.ownership import require_none_lost
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run import record
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Cause, Event, note, read_events
+from hpcrun.run.journal.events import Cause, Ended, Saved, SaveFailed, Started
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 from hpcrun.run.record import OwnedByAnotherAttempt, require_ownership
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.metrics.log import MetricsLog
@@ -164,13 +167,8 @@ class Saver:
             for text in (line, *outcome.notes):
                 print(f"hpcrun: {text}", file=sys.stderr, flush=True)
             if not outcome.fenced:
-                note(
-                    self._run,
-                    "save-failed",
-                    self._attempt,
-                    step=outcome.step,
-                    reason=outcome.error,
-                )
+                failed = SaveFailed(attempt=self._attempt, step=outcome.step, reason=outcome.error)
+                Journal(self._run).note(failed)
             return
         print(
             f"hpcrun: saved step {outcome.step} in {outcome.seconds:.2f} s, "
@@ -180,16 +178,15 @@ class Saver:
         for line in outcome.notes:
             print(f"hpcrun: {line}", file=sys.stderr, flush=True)
         # `seconds` is the time that training waited; goodput uses it.
-        note(
-            self._run,
-            "saved",
-            self._attempt,
+        saved = Saved(
+            attempt=self._attempt,
             step=outcome.step,
             seconds=round(outcome.stalled, 3),
             written_seconds=round(outcome.seconds, 3),
             bytes=outcome.bytes,
             host_memory=outcome.staged,
         )
+        Journal(self._run).note(saved)
 
 
 _FAILURES = (Cause.CRASH, Cause.HANG, Cause.NODE_FAILURE, Cause.PREEMPTION, Cause.TIME_LIMIT)
@@ -296,7 +293,7 @@ def build_interval(
     """
     wanted = config.checkpoint
     if wanted.auto:
-        failure = failure_seconds(read_events(run), time.time())
+        failure = failure_seconds(Journal(run).read(), time.time())
         return EverySeconds(lambda: young(costs(), failure), ranks, clock)
     if wanted.minutes is not None:
         seconds = 60.0 * wanted.minutes
@@ -309,16 +306,16 @@ def _pruning(store: CheckpointStore, config: Config) -> Callable[[int], None]:
     return pruning(store, Retention(wanted.keep, wanted.keep_every, wanted.keep_best))
 
 
-def failure_seconds(events: Sequence[Event], now: float) -> float:
+def failure_seconds(state: State, now: float) -> float:
     """Estimate the mean seconds of training between failures from the run's events.
 
     The prior counts as one failure in one day, so that a single early crash has limited weight.
     """
     trained, failures, since = 0.0, 0, None
-    for event in events:
-        if event.what == "started":
+    for event in state.of_kind(Started, Ended):
+        if isinstance(event, Started):
             since = event.time
-        elif event.what == "ended":
+        else:
             trained += _passed(since, event.time)
             failures += event.cause in _FAILURES
             since = None

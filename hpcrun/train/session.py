@@ -17,10 +17,11 @@ from hpcrun.ranks.deadline import DeadlineWatch, asked_end, given_end
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.fork_client import offer_own_state
 from hpcrun.ranks.signals import StopFlag, StopReason
-from hpcrun.run.attempt import number_columns
+from hpcrun.run.attempt import Attempt, number_columns
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.journal.events import Started
+from hpcrun.run.journal.journal import Journal
 from hpcrun.train.data.batching import Batching, accumulation_of, count_line, worker_processes
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.determinism import announce_order, choose_kernels, explain_refusals
@@ -366,10 +367,8 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         lines.append(line)
     for line in lines:
         print(f"hpcrun: {line}", flush=True)
-    note(
-        context.run,
-        "started",
-        context.attempt,
+    started = Started(
+        attempt=context.attempt,
         step=start,
         ranks=ranks,
         nodes=nodes,
@@ -377,6 +376,7 @@ def announce(context: Context, resumed: Resumed, batching: Batching) -> None:
         parallel=trainer.parallel,
         **(memory_facts(restored) if restored else {}),
     )
+    Journal(context.run).note(started)
     for line in batching.lines(context.config.train.steps):
         print(f"hpcrun: {line}", flush=True)
 

@@ -18,8 +18,10 @@ from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.errors import UserError, error_on_all_ranks
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.journal.events import Started
+from hpcrun.run.journal.journal import Journal
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import (
     Steps,
@@ -317,10 +319,10 @@ def _earlier_choices(context: Context) -> tuple[str | None, str | None]:
     newest = newest_manifest(context.run.checkpoints) if main else None
     if newest is None:
         return None, None
-    started = [event for event in read_events(context.run) if event.what == "started"]
+    started = Journal(context.run).read().newest(Started)
     same = newest.world_size == context.distributed.world_size
     shard = newest.meta.get("ways", {}).get("fsdp.shard") if same else None
-    return started[-1].fields.get("parallel") if started else None, shard
+    return started.parallel if started else None, shard
 
 
 def build_batches(context: Context, opened: OpenedTask, resumed: Resumed, steps: range) -> Steps:

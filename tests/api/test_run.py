@@ -13,8 +13,9 @@ import hpcrun
 from hpcrun.api.submission import handover as debug
 from hpcrun.ranks.signals import end_helpers
 from hpcrun.run import directory
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
+from tests.journal import read_events, record_event
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_two_debug_attempts_in_one_process_are_two(
     events = read_events(RunDirectory(run.path))
     own = f"pid{os.getpid()}"
     for what in ("submitted", "opened", "ended"):
-        jobs = [event.attempt.job for event in events if event.what == what and event.attempt]
+        jobs = [event.attempt.job for event in events if event.tag == what and event.attempt]
         assert jobs == [own, f"{own}-2"], what
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from hpcrun.cli.main import main
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
 from tests import jobs
 from tests.cli.conftest import tiny_config
+from tests.journal import read_events
 
 Completed = subprocess.CompletedProcess
 
@@ -273,11 +273,11 @@ def test_a_stop_that_cannot_save_exits_with_74(
     assert done.returncode == 74, done.stdout + done.stderr
     run = RunDirectory(disk / "full")
     (ended,) = jobs.events(run, "ended")
-    assert (ended.cause, ended.fields["restart_allowed"]) == ("save-failed", False)
-    assert ended.fields["exit_code"] == 74
-    assert [event.what for event in read_events(run) if event.what == "opened"] == ["opened"]
+    assert (ended.cause, ended.restart_allowed) == ("save-failed", False)
+    assert ended.exit_code == 74
+    assert [event.tag for event in read_events(run) if event.tag == "opened"] == ["opened"]
     (stopped,) = jobs.events(run, "stopped")
-    assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
+    assert (stopped.cause, stopped.committed) == ("warning", False)
     result = read_json(run.result) or {}
     assert (result["state"], result["cause"]) == ("failed", "save-failed")
     for words in (

@@ -8,10 +8,11 @@ import pytest
 
 from hpcrun.cli.follow import Tail
 from hpcrun.cli.main import guarded
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line
 from tests.cli.terminal import Terminal
+from tests.journal import record_event
 
 BEGAN = time.mktime((2026, 11, 22, 14, 0, 0, 0, 0, -1))
 

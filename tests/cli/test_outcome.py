@@ -11,10 +11,11 @@ from hpcrun.cli.follow import Pace, follow
 from hpcrun.cli.output import print_end, print_result
 from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
+from tests.journal import record_event
 
 
 def test_numbers_come_first_then_texts_and_tables(

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from hpcrun.cli.main import guarded
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line, write_json
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from tests.cli.terminal import Terminal
+from tests.journal import record_event
 
 NOW = 10_000.0
 

@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.job.requeue import Clock, requeue
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 
 FIRST = Attempt("7", 0)
 

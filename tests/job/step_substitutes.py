@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun.config import Config, to_yaml
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, read_events
 from hpcrun.slurm.notation import AGENTS
+from tests.journal import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = Attempt("7", 0)
@@ -96,4 +97,4 @@ class Desk:
         return [line for line in lines if line.split()[0] == program]
 
     def ends(self) -> list[str | None]:
-        return [event.cause for event in read_events(self.run) if event.what == "ended"]
+        return [event.cause for event in read_events(self.run) if event.tag == "ended"]

@@ -6,9 +6,9 @@ import pytest
 
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
-from hpcrun.run.events import read_events, record_event
 from hpcrun.slurm.avoided_nodes import add_failure
 from tests.job.step_substitutes import FIRST, SHOWN, Desk
+from tests.journal import read_events, record_event
 
 
 @pytest.mark.parametrize(("nodes", "excluded"), [("2-3", ["n2"]), (3, [])])
@@ -32,7 +32,7 @@ def test_a_range_excludes_a_bad_node_and_starts_on_fewer(
     add_failure(tmp_path / "hpcrun" / "nodes.jsonl", "n2", "killed by SIGBUS", "another run")
     desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
     desk.step(XDG_STATE_HOME=str(tmp_path), SLURM_JOB_NUM_NODES="3")
-    found = [event for event in read_events(desk.run) if event.what == "excluded"]
-    assert [host for event in found for host in event.fields["hosts"]] == excluded, desk.told()
+    found = [event for event in read_events(desk.run) if event.tag == "excluded"]
+    assert [host for event in found for host in event.hosts] == excluded, desk.told()
     (ranks,) = desk.called("srun")
     assert ("--ntasks-per-node=2" in ranks) is (nodes == "2-3")

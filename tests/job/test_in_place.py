@@ -6,7 +6,10 @@ import pytest
 
 from hpcrun.job.in_place import Allocation, allocation_obstacle, attempt_obstacle
 from hpcrun.job.scheduler_view import JobView
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import Cause, Event
+from hpcrun.run.journal.state import State
+from tests.journal import event
 
 FIRST = Attempt("7", 1)
 RUNNING = JobView("RUNNING", restarts=1, preempted=False, end_time=1000.0)
@@ -14,24 +17,27 @@ RUNNING = JobView("RUNNING", restarts=1, preempted=False, end_time=1000.0)
 
 def story(attempt: Attempt, *, seconds: float, saved: bool, cause: Cause) -> list[Event]:
     made = [
-        Event("opened", 0.0, attempt, None, None, {}),
-        Event("started", 1.0, attempt, None, 10, {}),
+        event("opened", attempt, time=0.0),
+        event("started", attempt, time=1.0, step=10),
     ]
-    made += [Event("saved", 2.0, attempt, None, 20, {})] if saved else []
-    return [*made, Event("ended", seconds, attempt, cause.value, 20, {"restart_allowed": True})]
+    made += [event("saved", attempt, time=2.0, step=20)] if saved else []
+    facts = {"cause": cause.value, "step": 20, "restart_allowed": True}
+    return [*made, event("ended", attempt, time=seconds, **facts)]
 
 
 @pytest.mark.parametrize("cause", [Cause.CRASH, Cause.HANG])
 def test_a_crash_or_hang_starts_again_in_place(cause: Cause) -> None:
     events = story(FIRST, seconds=30.0, saved=False, cause=cause)
-    assert attempt_obstacle(events, FIRST, cause, wanted=True) is None
-    assert attempt_obstacle(events, FIRST, cause, wanted=False) == "restarts.in_place is false"
+    assert attempt_obstacle(State(events), FIRST, cause, wanted=True) is None
+    assert (
+        attempt_obstacle(State(events), FIRST, cause, wanted=False) == "restarts.in_place is false"
+    )
 
 
 @pytest.mark.parametrize("cause", sorted(set(Cause) - {Cause.CRASH, Cause.HANG}))
 def test_any_other_end_needs_a_requeue(cause: Cause) -> None:
     events = story(FIRST, seconds=100.0, saved=True, cause=cause)
-    assert attempt_obstacle(events, FIRST, cause, wanted=True) is not None
+    assert attempt_obstacle(State(events), FIRST, cause, wanted=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -46,14 +52,14 @@ def test_a_second_quick_failure_waits_for_a_requeue(
         *story(FIRST, seconds=0.0, saved=False, cause=Cause.CRASH),
         *story(second, seconds=seconds, saved=saved, cause=Cause.CRASH),
     ]
-    found = attempt_obstacle(events, second, Cause.CRASH, wanted=True)
+    found = attempt_obstacle(State(events), second, Cause.CRASH, wanted=True)
     assert (found is None) == in_place, found
 
 
 def test_a_failure_before_the_training_began_needs_a_requeue() -> None:
     events = story(FIRST, seconds=30.0, saved=False, cause=Cause.CRASH)
     del events[1]
-    assert attempt_obstacle(events, FIRST, Cause.CRASH, wanted=True) is not None
+    assert attempt_obstacle(State(events), FIRST, Cause.CRASH, wanted=True) is not None
 
 
 def test_a_living_job_with_time_left_starts_a_step() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job.history import asked_to_end
 from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import make_log_folder, read_json
 from tests import jobs
+from tests.journal import read_events, record_event
 
 from .step_substitutes import FIRST, SHOWN, Desk
 
@@ -103,7 +103,7 @@ def test_a_cancellation_before_the_next_attempt_opens_is_kept(desk: Desk) -> Non
     record_event(desk.run, "cancelled", attempt=FIRST)
     with pytest.raises(Occupied, match="job 7 is cancelled"):
         open_attempt(desk.run, FIRST.following, Budgets())
-    assert asked_to_end(read_events(desk.run), FIRST.following)
+    assert read_events(desk.run).asked_to_end(FIRST.following)
 
 
 def test_ranks_without_an_srun_end_before_the_record(desk: Desk) -> None:

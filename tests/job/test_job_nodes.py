@@ -19,8 +19,9 @@ from hpcrun.job.step import start_ranks
 from hpcrun.nodes import job_nodes
 from hpcrun.nodes.job_nodes import JobNodes
 from hpcrun.nodes.step_nodes import JobShape
-from hpcrun.run.events import Attempt, record_event
+from hpcrun.run.attempt import Attempt
 from tests import jobs
+from tests.journal import record_event
 from tests.nodes.test_watch import NODES, PATIENCE, Several, rank
 
 from .step_substitutes import FIRST, Desk

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import read_json
+from tests.journal import read_events
 
 from .step_substitutes import SHOWN, Desk
 
@@ -63,8 +64,8 @@ def test_a_node_that_cannot_be_prepared_starts_no_rank(tmp_path: Path) -> None:
     desk.answer("srun", f"echo '{words}' > {log}; exit 1")
     assert desk.step() == 2, desk.told()
     assert len(desk.called("srun")) == 1
-    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
-    assert ended.fields["reason"] == "job.node_setup failed on n2: cp: cannot stat big.h5"
+    (ended,) = [event for event in read_events(desk.run) if event.tag == "ended"]
+    assert ended.reason == "job.node_setup failed on n2: cp: cannot stat big.h5"
 
 
 @pytest.mark.parametrize(

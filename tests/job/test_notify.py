@@ -12,12 +12,14 @@ import yaml
 from hpcrun.config import Watch, load_resolved
 from hpcrun.job import notifying
 from hpcrun.job.notifying import Notification, deliver, message, notification_of, start, wait
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, Cause, record_event
 from hpcrun.run.files import write_json
+from hpcrun.run.journal.events import Cause
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from hpcrun.slurm.local.job_files import JobStatus
 from tests import jobs
+from tests.journal import record_event
 
 FIRST = Attempt("7", 0)
 FAILED = Notification("failed", FIRST, "crash", "ValueError: bad \x1b[31mdata", step=12)

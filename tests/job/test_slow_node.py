@@ -9,10 +9,12 @@ from hpcrun.cli.main import guarded
 from hpcrun.job.finalize import finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
+from hpcrun.run.journal.events import Cause
 from hpcrun.run.slow_nodes import SlowNode, replaced_hosts, slow_nodes, slow_now
 from hpcrun.slurm.avoided_nodes import node_failures
+from tests.journal import read_events, record_event
 
 from .step_substitutes import FIRST, SHOWN, Desk
 
@@ -70,8 +72,8 @@ def test_the_end_names_the_node_and_uses_no_crash_budget(run: RunDirectory) -> N
     assert end.line == f"{LINE}; stopped and saved at step 200"
     assert end.diagnosis is not None
     assert end.diagnosis.unfit == ("n2",)
-    (ended,) = [event for event in read_events(run) if event.what == "ended"]
-    assert ended.fields["host"] == "n2"
+    (ended,) = [event for event in read_events(run) if event.tag == "ended"]
+    assert ended.host == "n2"
     assert replaced_hosts(read_events(run)) == {"n2"}
 
 

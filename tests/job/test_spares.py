@@ -14,9 +14,9 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import record_event
 from hpcrun.slurm.launch.batch_script import sbatch_lines
 from hpcrun.slurm.launch.submission import choose_executor
+from tests.journal import record_event
 
 from .step_substitutes import FIRST, Desk
 

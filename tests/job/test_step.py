@@ -19,10 +19,11 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.requeue import Clock
 from hpcrun.job.srun import BatchJob, RanksEnd, surviving
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import write_json
 from hpcrun.slurm.avoided_nodes import add_failure, node_failures
+from tests.journal import read_events, record_event
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 
@@ -45,8 +46,8 @@ def test_srun_passes_everything_on_and_its_code_is_classified(desk: Desk) -> Non
     )
     assert log.is_dir()
     assert desk.told().startswith("hpcrun: attempt 7-0 on n[1-2]\n")
-    (ended,) = [event for event in read_events(desk.run) if event.what == "ended"]
-    assert (ended.cause, ended.fields["exit_code"]) == ("crash", 3)
+    (ended,) = [event for event in read_events(desk.run) if event.tag == "ended"]
+    assert (ended.cause, ended.exit_code) == ("crash", 3)
     assert "scontrol requeue 7" in desk.called("scontrol")
 
 
@@ -125,9 +126,9 @@ def test_a_job_that_may_not_be_requeued_has_a_successor(desk: Desk, kind: str) -
     assert desk.step() == 75, desk.told()
     script = desk.run.batch_script
     assert desk.called("sbatch") == [f"sbatch --parsable --dependency=afterany:7 {script}"]
-    newest = [event for event in read_events(desk.run) if event.what == "submitted"][-1]
+    newest = [event for event in read_events(desk.run) if event.tag == "submitted"][-1]
     assert newest.attempt == Attempt("8", 0)
-    assert newest.fields == {"executor": "slurm", "nodes": 1, "gpus": 1, "continues": "7"}
+    assert newest.own == {"executor": "slurm", "nodes": 1, "gpus": 1, "continues": "7"}
 
 
 def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_path: Path) -> None:
@@ -149,10 +150,10 @@ def test_a_successor_leaves_out_a_node_that_failed_too_often(desk: Desk, tmp_pat
     desk.answer("srun", "echo 'srun: error: n2: task 1: Killed'; exit 137")
     assert desk.step(XDG_STATE_HOME=str(tmp_path)) == 75, desk.told()
     assert "scontrol update JobId=8 ExcNodeList=n2" in desk.called("scontrol"), desk.told()
-    (excluded,) = [event for event in read_events(desk.run) if event.what == "excluded"]
-    assert (excluded.attempt, excluded.fields["hosts"]) == (FIRST, ["n2"])
+    (excluded,) = [event for event in read_events(desk.run) if event.tag == "excluded"]
+    assert (excluded.attempt, excluded.hosts) == (FIRST, ["n2"])
     # The new job has not begun: the log contains only its submission.
-    later = [event.what for event in read_events(desk.run) if event.attempt == Attempt("8", 0)]
+    later = [event.tag for event in read_events(desk.run) if event.attempt == Attempt("8", 0)]
     assert later == ["submitted"]
 
 
@@ -166,7 +167,7 @@ def test_a_run_that_no_job_continues_notifies_that_it_stopped(tmp_path: Path) ->
     open_attempt(desk.run, FIRST, Budgets())
     desk.answer("srun", "exit 1")
     assert desk.step("--own-script") == 75, desk.told()
-    (given_up,) = [event for event in read_events(desk.run) if event.what == "given-up"]
+    (given_up,) = [event for event in read_events(desk.run) if event.tag == "given-up"]
     assert (given_up.attempt, given_up.cause) == (FIRST, "crash")
     message = json.loads(sent.read_text())
     assert (message["event"], message["cause"]) == ("stopped", "crash")
@@ -219,14 +220,14 @@ def test_an_end_that_a_full_disk_refuses_ends_the_run(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "events.jsonl")
 
-    monkeypatch.setattr("hpcrun.run.events.append_line", full)
+    monkeypatch.setattr("hpcrun.run.journal.journal.append_line", full)
     clock = Clock(now=lambda: 0.0, sleep=waits.append)
     assert conclude(desk.run, BatchJob(FIRST), RanksEnd(137), clock).code == 137
     assert len(waits) == 2
     told = capsys.readouterr().err
     assert "the end of 7-0 cannot be recorded: [Errno 28]" in told
     assert "free some space there, then `hpcrun resume" in told
-    assert [event.what for event in read_events(desk.run)] == ["opened"]
+    assert [event.tag for event in read_events(desk.run)] == ["opened"]
     assert "free some space there" in json.loads((tmp_path / "sent").read_text())["reason"]
     # A script that a signal ended with exit code 0 is not finished.
     assert conclude(desk.run, BatchJob(FIRST), RanksEnd(0), clock).code == 1
@@ -251,7 +252,7 @@ def test_a_used_job_number_starts_and_records_nothing(desk: Desk) -> None:
     assert desk.step(SLURM_CLUSTER_NAME="two") == 2
     assert "job 7 of cluster one already used this number" in desk.told()
     assert desk.called("srun") == []
-    assert [event.what for event in read_events(desk.run)] == ["opened"]
+    assert [event.tag for event in read_events(desk.run)] == ["opened"]
 
 
 def test_a_recreated_run_is_not_finalized_by_its_old_job(desk: Desk) -> None:

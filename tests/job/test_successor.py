@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.job.requeue import ContinuationError, submit_successor
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, read_events, record_event
+from tests.journal import read_events, record_event
 
 from .slurm_substitutes import FIRST, Desk, Hours
 
@@ -57,8 +58,8 @@ def test_an_sbatch_that_fails_for_a_moment_is_tried_again(
     assert clock.waits == [5.0, 10.0, 20.0]
     assert told == [kind] * (1 if kind == "transient" else 3)
     newest = read_events(run)[-1]
-    assert (newest.what, newest.attempt) == ("submitted", Attempt("8", 0))
-    assert newest.fields["continues"] == "7"
+    assert (newest.tag, newest.attempt) == ("submitted", Attempt("8", 0))
+    assert newest.continues == "7"
     # Other runs may have shared the job before, and do not share this one.
 
 

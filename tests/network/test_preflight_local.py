@@ -18,13 +18,15 @@ from hpcrun.job.bad_nodes import record_bad_nodes
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.network.preflight import PreflightFacts
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import Cause
 from hpcrun.run.reports import record_report
 from hpcrun.slurm.avoided_nodes import bad_nodes_path, node_failures
 from tests import jobs
 from tests.cli.test_bad_input import require_one_line
+from tests.journal import read_events, record_event
 
 
 def test_two_processes_of_this_machine_are_checked(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_unfit_nodes_use_the_budget_of_node_failures(
     classification = finalize(run, first, 1, Budgets(crash=0))
     assert (classification.cause, classification.line) == (Cause.NODE_FAILURE, line)
     assert classification.decision.restart
-    assert read_events(run)[-1].fields["host"] == "n2"
+    assert read_events(run)[-1].host == "n2"
     record_bad_nodes(run, first, classification)
     assert [one.node for one in node_failures(bad_nodes_path(), 0.0)] == ["n2", "n5"]
     # A failure that is the same on all nodes is the job's fault.

@@ -8,8 +8,11 @@ import pytest
 
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.nodes.late_kills import ended_late, numbers_to_skip, skip_numbers
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, Event, record_event
+from hpcrun.run.journal.events import Event
+from hpcrun.run.journal.state import State
+from tests.journal import event, record_event
 
 NOW, AGAIN = 10_000.0, Attempt("7", 2)
 
@@ -18,7 +21,7 @@ def told(
     what: str, start: int = 1, *, cause: str | None = None, ago: float = 60, **fields
 ) -> Event:
     attempt = Attempt(fields.pop("job", "7"), start, fields.pop("in_place", 0))
-    return Event(what, NOW - ago, attempt, cause, None, fields)
+    return event(what, attempt, time=NOW - ago, cause=cause, **fields)
 
 
 def opened(step: int | None, start: int = 1, **fields) -> Event:
@@ -54,7 +57,7 @@ PLANNED = [opened(0, 0), ended("preemption", 0), opened(0), ended("time-limit")]
     ],
 )
 def test_numbers_of_steps_on_lost_nodes_are_skipped(events: list[Event], count: int) -> None:
-    assert numbers_to_skip(events, AGAIN, NOW) == count
+    assert numbers_to_skip(State(events), AGAIN, NOW) == count
 
 
 @pytest.mark.parametrize(
@@ -100,4 +103,4 @@ LOST = told("node-lost", 0, host="n3")
 def test_a_late_end_by_slurm_is_no_crash(
     events: list[Event], line: str, host: str | None, late: bool
 ) -> None:
-    assert ended_late(events, AGAIN, Diagnosis(line, 2, host), NOW) is late
+    assert ended_late(State(events), AGAIN, Diagnosis(line, 2, host), NOW) is late

@@ -62,13 +62,13 @@ def test_a_failed_script_restarts_within_its_budget(bench: Bench) -> None:
     unlucky, hopeless = bench.run("unlucky"), bench.run("hopeless")
     ends = jobs.events(unlucky, "ended")
     assert [event.cause for event in ends] == ["crash", "finished"], bench.told(unlucky)
-    assert "no luck today" in str(ends[0].fields["reason"])
+    assert "no luck today" in str(ends[0].reason)
     assert jobs.result(unlucky)["state"] == "finished"
     # The failed rank also ended the rank that waits a minute.
     ends = jobs.events(hopeless, "ended")
     assert [event.cause for event in ends] == ["crash", "crash"], bench.told(hopeless)
     assert "no luck at all" in str(jobs.result(hopeless)["reason"])
-    assert "restarts.crash" in str(ends[1].fields["decision"])
+    assert "restarts.crash" in str(ends[1].decision)
     job = bench.status("hopeless")["job"]
     assert bench.slurm.restarts(job) == 1
     assert bench.slurm.scontrol_show_job(job)["ExitCode"].partition(":")[0] == "3"

@@ -63,7 +63,7 @@ def test_a_node_that_fails_twice_is_excluded(slurm: SlurmCluster, folder: Path) 
     log = (run.logs / f"batch-{told['job_id']}.log").read_text()
     assert shown["ExcNodeList"] == node, log
     assert shown["NodeList"] != node
-    assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [[node]]
+    assert [event.hosts for event in jobs.events(run, "excluded")] == [[node]]
     jobs.wait_for(lambda: (read_json(run.result) or {}).get("state") == "finished")
 
     dry = hpcrun(

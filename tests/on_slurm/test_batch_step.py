@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 from tests import jobs
 
 from .cluster import PATIENCE, SlurmCluster
@@ -30,7 +30,7 @@ def test_a_follow_up_job_continues_where_requeues_are_forbidden(bench, calm):
     assert bench.slurm.scontrol_show_job(first)["ExitCode"] == "75:0"
     assert bench.causes(run) == ["preemption", "finished"]
     submitted = jobs.events(run, "submitted")[-1]
-    assert (submitted.attempt, submitted.fields["continues"]) == (Attempt(second, 0), first)
+    assert (submitted.attempt, submitted.continues) == (Attempt(second, 0), first)
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 

@@ -32,7 +32,7 @@ def test_a_canceled_run_resumes_to_the_same_bits(bench, calm, by):
             assert "halted is cancelled at step" in told
     assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     (stopped,) = jobs.events(run, "stopped")
-    assert stopped.fields["committed"]
+    assert stopped.committed
     assert (stopped.step or 0) >= 18
     assert bench.causes(run) == ["cancelled"]
     assert bench.result(run)["step"] == stopped.step

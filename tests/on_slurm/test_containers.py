@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from tests import jobs
 
@@ -62,7 +62,7 @@ def test_interruptions_in_an_image_change_no_bit(
     # The crash restarts in place, and not by a requeue.
     assert bench.slurm.restarts(bench.job(run)) == 1
     (stopped,) = jobs.events(run, "stopped")
-    assert stopped.fields["committed"]
+    assert stopped.committed
     assert jobs.final_state(run) == jobs.final_state(calm)
     for rank in range(2):
         mine = jobs.samples_by_step(run, bench.folder, rank, accumulation=2)
@@ -108,7 +108,7 @@ def test_sigterm_lets_the_ranks_in_an_image_save(bench: Bench, image: Path) -> N
         bench.slurm.run(["scancel", bench.job(run)])
         assert bench.wait_for_end(run) == "CANCELLED", bench.story(run)
     (stopped,) = jobs.events(run, "stopped")
-    assert stopped.fields["committed"]
+    assert stopped.committed
     assert bench.causes(run) == ["cancelled"]
 
 

@@ -31,8 +31,8 @@ def test_a_killed_rank_restarts_in_place_with_the_same_bits(bench, calm):
     state = bench.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
     assert first.cause == "crash"
-    assert str(first.fields["reason"]).startswith("rank 1 on node2 was killed by SIGKILL")
-    assert first.fields["host"] == "node2"
+    assert str(first.reason).startswith("rank 1 on node2 was killed by SIGKILL")
+    assert first.host == "node2"
     assert bench.causes(run) == ["crash", "finished"]
     assert (state, bench.slurm.restarts(bench.job(run))) == ("COMPLETED", 0)
     assert [event.attempt.in_place for event in jobs.events(run, "opened")] == [0, 1]

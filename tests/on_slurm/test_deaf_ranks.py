@@ -54,5 +54,5 @@ def test_a_deaf_rank_does_not_delay_the_restart(patient):
     bench.wait_until(lambda: bench.causes(run) != [], PATIENCE, lambda: bench.story(run))
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["crash", "finished"]
-    assert "rank 1 on node2 was killed by SIGKILL" in jobs.events(run, "ended")[0].fields["reason"]
+    assert "rank 1 on node2 was killed by SIGKILL" in jobs.events(run, "ended")[0].reason
     assert "hpcrun: kills the ranks that do not answer SIGTERM" in bench.batch_log(run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event
+from hpcrun.run.journal.events import Event
 from hpcrun.slurm.notation import expand
 from hpcrun.train.data.batching import samples
 from tests import jobs
@@ -29,7 +29,7 @@ def submit(bench: Bench, **changes: float) -> RunDirectory:
 def require_each_sample_once(bench: Bench, run: RunDirectory, counts: list[int]) -> None:
     """Check the nodes of each attempt, and the samples of each step that all its ranks have finished."""
     started = jobs.events(run, "started")
-    shapes = [(event.fields["nodes"], event.fields["accumulation"]) for event in started]
+    shapes = [(event.nodes, event.accumulation) for event in started]
     assert shapes == [(nodes, 6 // nodes) for nodes in counts], bench.story(run)
     done: set[int] = set()
     for event, (nodes, accumulation) in zip(started, shapes, strict=True):
@@ -91,7 +91,7 @@ def test_a_run_continues_without_a_node_and_takes_it_back(bench: Bench) -> None:
         # The same start of the job, on its two other nodes.
         assert bench.slurm.restarts(job) == 0
         (replaced,) = jobs.events(run, "replaced")
-        assert (replaced.fields["lost"], replaced.fields["by"]) == (lost, None)
+        assert (replaced.lost, replaced.by) == (lost, None)
         bench.slurm.restore_link(lost)
         bench.slurm.revive_node(lost)
         bench.hpcrun("preempt", "moving")

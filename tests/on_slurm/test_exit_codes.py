@@ -28,7 +28,7 @@ def test_a_failed_last_save_gives_code_74(bench, calm):
     assert (result["state"], result["cause"]) == ("failed", "save-failed")
     assert "Permission denied" in result["reason"]
     (stopped,) = jobs.events(run, "stopped")
-    assert not stopped.fields["committed"]
+    assert not stopped.committed
     bench.hpcrun("resume", "full")
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     saved = [event.step for event in jobs.events(run, "saved")]
@@ -53,6 +53,6 @@ def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
         bench.slurm.run(["umount", hidden], host="node2", user="root")
     assert bench.causes(run) == ["bad-input"]
     (end,) = jobs.events(run, "ended")
-    reason = end.fields["reason"]
+    reason = end.reason
     assert "rank 1 on node2" in reason
     assert "cannot be entered: No such file or directory" in reason

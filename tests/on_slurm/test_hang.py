@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 from tests import jobs
 
 pytestmark = [
@@ -24,8 +24,8 @@ def test_a_stopped_rank_is_named_and_the_job_restarts_once(bench, calm):
         os.kill(victim, signal.SIGSTOP)
     state = bench.wait_for_end(run)
     first = jobs.events(run, "ended")[0]
-    assert (first.cause, first.fields["host"]) == ("hang", "node2")
-    assert str(first.fields["reason"]).endswith(": rank 1 on node2 does not answer")
+    assert (first.cause, first.host) == ("hang", "node2")
+    assert str(first.reason).endswith(": rank 1 on node2 does not answer")
     folder = run.attempt_logs(Attempt(bench.job(run), 0))
     assert "in training_step" in (folder / "stacks-rank-00000.txt").read_text()
     assert bench.causes(run) == ["hang", "finished"]

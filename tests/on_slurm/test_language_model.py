@@ -79,5 +79,5 @@ def test_interruptions_change_no_bit_of_a_packed_model(bench: Bench) -> None:
     calm = submit(bench, "calm")
     assert bench.wait_for_end(calm) == "COMPLETED", bench.story(calm)
     assert bench.causes(calm) == ["finished"]
-    assert jobs.events(calm, "started")[0].fields["parallel"] == "fsdp"
+    assert jobs.events(calm, "started")[0].parallel == "fsdp"
     assert jobs.final_state(cut) == jobs.final_state(calm)

@@ -79,7 +79,7 @@ def test_the_rank_that_failed_first_is_reported(slurm: SlurmCluster, launcher: s
     bench.wait_for_end(bench.status("crash")["job"])
     ends = jobs.events(run, "ended")
     assert [event.cause for event in ends] == ["crash", "finished"], bench.told(run)
-    reason = str(ends[0].fields["reason"])
+    reason = str(ends[0].reason)
     assert re.match(r"rank 1 on node\d: ScriptFailed: train.py 20 saved 0.1 ended with", reason), (
         reason
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 
 from .training import Bench
 

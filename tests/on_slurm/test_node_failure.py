@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 from tests import jobs
 
 from .cluster import PATIENCE, VERSION
@@ -50,7 +50,7 @@ def test_a_job_whose_nodes_stay_busy_is_requeued(bench, calm):
     assert bench.wait_for_end(run, 2 * PATIENCE) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["node-failure", "finished"]
     (first, _) = jobs.events(run, "ended")
-    assert "Slurm created no step: Requested nodes are busy" in first.fields["reason"]
+    assert "Slurm created no step: Requested nodes are busy" in first.reason
     assert bench.slurm.restarts(bench.job(run)) == 1
     assert jobs.final_state(run) == jobs.final_state(calm)
 

@@ -60,7 +60,7 @@ def test_a_preemption_causes_one_requeue_and_the_same_bits(site, calm):
     assert restarts >= 1
     assert bench.causes(run) == ["preemption"] * restarts + ["finished"]
     stops = jobs.events(run, "stopped")
-    assert all(stopped.fields["committed"] for stopped in stops)
+    assert all(stopped.committed for stopped in stops)
     begins = [event.step for event in jobs.events(run, "started")]
     assert begins == [0, *(stopped.step for stopped in stops)]
     assert jobs.final_state(run) == jobs.final_state(calm)

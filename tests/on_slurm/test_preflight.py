@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import read_json
 from tests import jobs
 
@@ -45,9 +45,9 @@ def test_a_node_that_cannot_write_is_excluded(bench: Bench) -> None:
     node = bad.read_text().strip()
     ended = jobs.events(run, "ended")
     assert [event.cause for event in ended] == ["node-failure", "finished"], bench.story(run)
-    assert ended[0].fields["host"] == node
-    assert f"preflight on {node}: run directory: cannot write" in ended[0].fields["reason"]
-    assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [[node]]
+    assert ended[0].host == node
+    assert f"preflight on {node}: run directory: cannot write" in ended[0].reason
+    assert [event.hosts for event in jobs.events(run, "excluded")] == [[node]]
     assert bench.slurm.scontrol_show_job(bench.job(run))["ExcNodeList"] == node
     first, second = (
         read_json(Path(run.attempt_logs(Attempt(bench.job(run), restart))) / "preflight.json") or {}

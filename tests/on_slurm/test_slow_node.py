@@ -35,8 +35,8 @@ def test_the_requeue_leaves_a_slow_node_and_the_bits(bench: Bench) -> None:
     assert bench.causes(run) == ["node-failure", "finished"], bench.story(run)
     assert [one.host for one in slow_nodes(jobs.read_events(run))] == ["node2"]
     (stop,) = jobs.events(run, "stopped")
-    assert (stop.cause, stop.step, stop.fields["hosts"]) == ("slow-node", 200, ["node2"])
-    assert [event.fields["hosts"] for event in jobs.events(run, "excluded")] == [["node2"]]
+    assert (stop.cause, stop.step, stop.hosts) == ("slow-node", 200, ["node2"])
+    assert [event.hosts for event in jobs.events(run, "excluded")] == [["node2"]]
     assert bench.slurm.restarts(job) == 1
     calm = bench.submit("calm", **(SETTINGS | {"model__slow": "none"}))
     assert bench.wait_for_end(calm) == "COMPLETED", bench.story(calm)

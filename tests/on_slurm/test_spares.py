@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcrun.run.events import Event
 from hpcrun.run.files import read_lines
+from hpcrun.run.journal.events import Event
 from tests import jobs
 
 from . import cluster, separate_cluster, training
@@ -60,8 +60,8 @@ def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
     replaced = wait_for_event(bench, run, "replaced")
     # Slurm itself has noticed nothing.
     assert not bench.slurm.node_state("node2").startswith("down")
-    assert (replaced.fields["lost"], replaced.fields["by"]) == ("node2", "node3")
-    assert "no heartbeat" in replaced.fields["reason"]
+    assert (replaced.lost, replaced.by) == ("node2", "node3")
+    assert "no heartbeat" in replaced.reason
     wait_for_finish(bench, run)
     # The job has left the lost node, so it ends, and Slurm requeues it not when it notices the loss.
     bench.slurm.wait_state(bench.job(run), "COMPLETED")
@@ -70,7 +70,7 @@ def test_a_spare_replaces_a_node_without_power(spare_bench, calm):
     assert bench.slurm.restarts(bench.job(run)) == 0
     assert jobs.final_state(run) == jobs.final_state(calm)
     # The files of the lost node were in the memory of the other node.
-    assert "snapshot" in jobs.events(run, "started")[-1].fields
+    assert jobs.events(run, "started")[-1].has("snapshot")
     (noted,) = jobs.events(run, "node-lost")
     print(
         f"lost after {noted.time - lost:.1f} s, replaced after {replaced.time - lost:.1f} s, "
@@ -84,7 +84,7 @@ def test_a_spare_that_dies_ends_nothing(spare_bench, calm):
     bench.wait_for_step(run, 5)
     bench.slurm.cut_link("node3")
     bench.slurm.kill_node("node3")
-    assert wait_for_event(bench, run, "spare-lost").fields["host"] == "node3"
+    assert wait_for_event(bench, run, "spare-lost").host == "node3"
     wait_for_finish(bench, run)
     assert bench.causes(run) == ["finished"]
     assert jobs.final_state(run) == jobs.final_state(calm)

@@ -45,9 +45,9 @@ def test_a_suspended_job_continues_at_the_same_step(bench, calm):
     assert bench.slurm.restarts(job) == 0
     assert jobs.final_state(run) == jobs.final_state(calm)
     (event,) = jobs.events(run, "suspended")
-    assert SUSPENDED_S - 5 < event.fields["seconds"] < SUSPENDED_S + 20
+    assert SUSPENDED_S - 5 < event.seconds < SUSPENDED_S + 20
     assert event.step is not None
-    assert bench.result(run)["goodput"]["suspended"] == event.fields["seconds"]
+    assert bench.result(run)["goodput"]["suspended"] == event.seconds
     assert "suspended by Slurm" in told
     # Slurm does not count the time against the limit.
     assert float(after["EndTime"]) - float(before["EndTime"]) > SUSPENDED_S - 5
@@ -73,7 +73,7 @@ def test_a_suspended_script_continues_and_its_time_is_recorded(bench):
     assert bench.wait_for_end(run) == "COMPLETED", bench.story(run)
     assert bench.causes(run) == ["finished"], bench.story(run)
     (event,) = jobs.events(run, "suspended")
-    assert 5 < event.fields["seconds"] < 30
+    assert 5 < event.seconds < 30
 
 
 def test_a_suspended_job_can_be_canceled_and_resumed(bench, calm):

@@ -21,7 +21,7 @@ def test_a_run_with_a_short_limit_is_requeued_until_finished(bench, calm):
     assert causes == ["time-limit"] * (len(causes) - 1) + ["finished"]
     assert bench.slurm.restarts(bench.job(run)) == len(causes) - 1
     assert "DUE TO TIME LIMIT" not in bench.batch_log(run)
-    assert all(event.fields["committed"] for event in jobs.events(run, "stopped"))
+    assert all(event.committed for event in jobs.events(run, "stopped"))
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 

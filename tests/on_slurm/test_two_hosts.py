@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from tests import jobs
 

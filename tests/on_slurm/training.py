@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
 from tests import jobs
+from tests.journal import read_events
 from tests.start_server import COMMANDS
 
 from .cluster import FINAL_STATES, PATIENCE, SlurmCluster
@@ -122,7 +122,7 @@ class Bench:
 
     def job(self, run: RunDirectory) -> str:
         """Return the id of the run's newest job."""
-        told = [event for event in read_events(run) if event.what == "submitted"]
+        told = [event for event in read_events(run) if event.tag == "submitted"]
         assert told
         assert told[-1].attempt is not None
         return told[-1].attempt.job

@@ -9,9 +9,10 @@ import pytest
 from hpcrun.config import Config, to_yaml
 from hpcrun.results.collect.aggregate import RunSource, Summary, aggregate
 from hpcrun.results.collect.run_reader import find_runs
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line, write_json
+from tests.journal import record_event
 
 MakeRun = Callable[..., RunDirectory]
 

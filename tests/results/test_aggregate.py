@@ -14,10 +14,11 @@ from hpcrun.errors import ResultsError
 from hpcrun.results.collect.aggregate import RunSource, aggregate, each
 from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunError
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import append_line
 from hpcrun.run.lock_file import LockFile
+from tests.journal import record_event
 from tests.results.conftest import MakeRun, collect
 
 

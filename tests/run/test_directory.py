@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run import record as owner
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunError, create, find, refuse_foreign
 from hpcrun.run.endings import record_failure
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
 from hpcrun.run.record import OwnedByAnotherAttempt, claim, require_ownership
 from hpcrun.run.streams import LineWriter

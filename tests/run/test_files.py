@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcrun.exit_codes import FAILED
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import (
     append_line,
     end_of,

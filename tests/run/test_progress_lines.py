@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.run import events as progress_lines
-from hpcrun.run.events import StepLines, validation_line
+from hpcrun.run import progress_lines
+from hpcrun.run.progress_lines import StepLines, validation_line
 from hpcrun.run.streams import copied_to
 
 

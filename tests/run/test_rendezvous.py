@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile, ScriptEnded
 

@@ -16,10 +16,11 @@ import pytest
 import hpcrun
 from hpcrun.job.script import end as script_end
 from hpcrun.job.script.end import ProgressWatch
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_lines
 from hpcrun.run.reports import VARIABLE, newest_report, published
+from tests.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 
@@ -137,7 +138,7 @@ def test_only_rank_0_publishes_immediately_and_announces_each_save(
         assert shown(run) == (6, 6)
         progress.look(last=True)
         assert (shown(run), progress.step) == ((7, 6), 7)
-    told = [(event.what, event.step) for event in read_events(run)]
+    told = [(event.tag, event.step) for event in read_events(run)]
     assert told == [("stepped", 5), ("saved", 6)]
     assert not Path(progress.variables[VARIABLE]).exists()
 

@@ -14,12 +14,14 @@ import torch._inductor.config
 from hpcrun import exit_codes
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.signals import STOP
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.journal.events import Event
 from hpcrun.train import session
 from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
+from tests.journal import read_events
 from tests.train.forks import fork_ranks
 
 # Modules that every rank would import after the fork: DDP and the deterministic kernels import the compiler.
@@ -72,12 +74,12 @@ class Played:
         assert "Traceback" not in told, told
         line = lines[0].removeprefix("hpcrun: ")
         (event,) = self.events("bad-input")
-        assert event.fields["reason"] == line
+        assert event.reason == line
         return line
 
     def events(self, what: str) -> list[Event]:
         """Return the events of a kind."""
-        return [event for event in read_events(self.run) if event.what == what]
+        return [event for event in read_events(self.run) if event.tag == what]
 
     def failures(self, restart: int = 0) -> dict[int, Failure]:
         """Return the failures of an attempt, by rank."""

@@ -9,10 +9,10 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.train.entry import run_rank
 from hpcrun.train.validation import EarlyStopping
+from tests.journal import read_events
 from tests.on_ranks import forked
 from tests.train.forks import fork_ranks
 
@@ -86,8 +86,8 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
         assert result["stopped_early"].startswith("at step 10: 2 validations")
         store = CheckpointStore(run.checkpoints, "test-0")
         assert store.steps() == [10, 6]
-        (end,) = [event for event in read_events(run) if event.what == "finished"]
-        assert (end.step, end.fields["early"]) == (10, True)
+        (end,) = [event for event in read_events(run) if event.tag == "finished"]
+        assert (end.step, end.early) == (10, True)
         lines = [line for line in read_lines(run.metrics) if "validation_loss" in line]
         assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
         # As the lines of training have them.

@@ -130,7 +130,7 @@ def test_a_run_moves_from_three_nodes_to_two_and_back(tmp_path, parallel):
         found = [int(word) for file in files for word in file.read_text().split()]
         assert sorted(found) == expected
 
-    shapes = [(event.fields["nodes"], event.fields["accumulation"]) for event in (first, second)]
+    shapes = [(event.nodes, event.accumulation) for event in (first, second)]
     assert shapes == [(3, 2), (2, 3)]
     said = [line for line in moved.said().splitlines() if " of 2-3 nodes" in line]
     starts = ["3 of 2-3 nodes: accumulation 2;", "2 of 2-3 nodes: accumulation 3 instead of 2;"]

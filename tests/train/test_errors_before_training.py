@@ -24,10 +24,12 @@ from hpcrun.ranks import collective
 from hpcrun.ranks.collective import End, Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import STOP, StopFlag
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
+from hpcrun.run.journal.events import Cause
 from hpcrun.train.entry import note_refusal, run_attempt, run_rank
+from tests.journal import read_events, record_event
 from tests.train.forks import fork_ranks
 
 
@@ -117,7 +119,7 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
     ]
     for error in errors:
         note_refusal(run, attempt, error)
-    fields = [event.fields for event in read_events(run)]
+    fields = [event.own for event in read_events(run)]
     assert [(one["host"], one["certain"]) for one in fields] == [
         ("n1", False),
         ("n1", True),

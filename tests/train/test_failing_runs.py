@@ -16,7 +16,7 @@ from hpcrun.checkpoint.sharded import copies
 from hpcrun.diagnose.causes import first_cause, is_cascade
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.run.events import Attempt
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import samples
 from tests.on_ranks import forked
@@ -146,8 +146,8 @@ def test_nonfinite_steps_of_one_rank_are_skipped_on_all(
     assert played.codes == DONE, played.said()
     (event,) = played.events("nonfinite")
     # The first call of the loss is DDP's bucket warm-up, so the fourth call is of step 2.
-    assert (event.step, event.fields["ranks"]) == (2, [1])
-    assert event.fields["samples"] == [samples(np.arange(20, 24), 24, seed=0).tolist()]
+    assert (event.step, event.ranks) == (2, [1])
+    assert event.samples == [samples(np.arange(20, 24), 24, seed=0).tolist()]
     assert "skipped step 2: gradients are not finite; the loss of rank 1" in played.said()
     assert [line.get("skipped") for line in read_lines(played.run.metrics)] == [None, 2, 2, 2]
 

@@ -15,8 +15,8 @@ from torch import nn
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import read_events
 from tests.jobs import final_state
+from tests.journal import read_events
 from tests.ranks.test_fork_server import answers, until
 from tests.train.faulty_tasks import Noisy, Regression
 
@@ -90,8 +90,8 @@ def attempt(run: RunDirectory, restart: int, name: str, **options: Any) -> tuple
         cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options,
     )  # fmt: skip
     output = task.communicate()[0]
-    opened = [event for event in read_events(run) if event.what == "opened"][restart]
-    forked = opened.fields["pid"] != task.pid
+    opened = [event for event in read_events(run) if event.tag == "opened"][restart]
+    forked = opened.pid != task.pid
     return task.returncode, f"forked: {forked}\n{output}"
 
 

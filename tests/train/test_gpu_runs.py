@@ -19,7 +19,8 @@ from hpcrun.devices import accelerator
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.ranks import interfaces
-from hpcrun.run.events import Attempt, Cause
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import Cause
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
 from tests.on_ranks import forked

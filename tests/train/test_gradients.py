@@ -9,11 +9,12 @@ import torch.distributed as dist
 
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
+from tests.journal import read_events
 from tests.on_ranks import agreed, ranks
 from tests.train.parallelism import Net
 from tests.train.small_training import loss

@@ -12,8 +12,9 @@ import torch
 from hpcrun import exit_codes, get_rank
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import stacks_path
-from hpcrun.run.events import Attempt, Cause
+from hpcrun.run.journal.events import Cause
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, FAILED, play_run

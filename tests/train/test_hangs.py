@@ -10,9 +10,9 @@ from torch import nn
 from hpcrun import exit_codes, get_rank
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_json
 from tests.on_ranks import forked
 from tests.train import runs

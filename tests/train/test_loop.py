@@ -10,8 +10,8 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.signals import StopReason
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.slow_nodes import SlowNodeWatch

@@ -15,8 +15,8 @@ from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks, StopAgreement
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.files import read_lines, write_json
 from hpcrun.run.record import wandb_id
 from hpcrun.train.data.micro_batches import MicroBatches

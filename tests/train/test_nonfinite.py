@@ -7,14 +7,15 @@ from torch import nn
 
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt, read_events
 from hpcrun.train.data.batching import Batching, samples
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.nonfinite import REPORTS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
+from tests.journal import read_events
 
 ATTEMPT = Attempt("7", 0)
 DATA = torch.utils.data.TensorDataset(torch.arange(10.0))
@@ -67,7 +68,7 @@ def test_the_first_consecutive_bad_step_is_recorded(tmp_path, capsys):
     first, second = read_events(training.run)
     taken = samples(np.arange(22 * 4, 23 * 4), len(DATA), seed=3).tolist()
     facts = {"in_a_row": 1, "ranks": [0], "samples": [taken[:2], taken[2:]]}
-    assert (first.what, first.step, first.fields) == ("nonfinite", 22, facts)
+    assert (first.tag, first.step, first.own) == ("nonfinite", 22, facts)
     assert second.step == 27
     assert capsys.readouterr().err.count(": gradients are not finite") == 2
 

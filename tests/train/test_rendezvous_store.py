@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from hpcrun.errors import ClusterError, NotTrainable
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.parallel import process_group as gpus
 from hpcrun.train.parallel import process_group as store

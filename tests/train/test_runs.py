@@ -74,7 +74,7 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(tmp_path):
     # A signal to one rank stops all ranks at one step, and the run resumes there.
     (told,) = stopped.events("stopped")
     assert [event.step for event in stopped.events("started")] == [0, told.step]
-    assert told.fields["committed"]
+    assert told.committed
 
     # The restart is in another environment, with the same settings.
     assert stopped.line_with("environment has changed").startswith(
@@ -100,7 +100,7 @@ def test_a_stop_changes_no_bit_although_the_samples_are_random(tmp_path):
     assert "chooses ddp: " in line
     assert "= 1.0 kB per rank" in line
     assert "train.parallel=auto" not in calm.said(rank=1)
-    assert {event.fields["parallel"] for event in calm.events("started")} == {"ddp"}
+    assert {event.parallel for event in calm.events("started")} == {"ddp"}
 
     # Nothing hangs, so no stacks are kept.
     assert not list(calm.run.logs.glob("*/*/stacks-*"))
@@ -241,7 +241,7 @@ def test_a_stop_changes_no_bit_of_a_sharded_model(tmp_path):
     assert validated_steps(calm) == [3, 6, 8]
 
     assert "train.parallel=auto" not in calm.said()
-    assert {event.fields["parallel"] for event in stopped.events("started")} == {"fsdp"}
+    assert {event.parallel for event in stopped.events("started")} == {"fsdp"}
 
 
 @forked
@@ -319,7 +319,7 @@ def test_a_resume_refuses_a_config_that_trains_something_else(tmp_path):
     refused = played.said().splitlines()[-1]
     assert refused.startswith(f"hpcrun: {line}seed: 0 -> 1; train.batch_size: 8 -> 16; put the old")
     (event,) = played.events("bad-input")
-    assert event.fields["certain"]
+    assert event.certain
     assert CheckpointStore(played.run.checkpoints, "test-0").steps() == [5, 3]
 
 

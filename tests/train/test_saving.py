@@ -15,15 +15,15 @@ from hpcrun.checkpoint.interval import young
 from hpcrun.checkpoint.storage.disk import FileSystem
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.job.history import last_committed
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.train.entry import run_rank
 from hpcrun.train.saving import build_interval, failure_seconds, make_room
 from tests.checkpoint import faults
 from tests.checkpoint.test_quarantine import flip
+from tests.journal import read_events, record_event
 from tests.train.forks import fork_ranks
 
 COMMON = [
@@ -67,7 +67,7 @@ def kept(run: RunDirectory) -> list[int]:
 
 def saved(run: RunDirectory) -> list[int | None]:
     """Return all steps that were saved at some time."""
-    return [event.step for event in read_events(run) if event.what == "saved"]
+    return [event.step for event in read_events(run) if event.tag == "saved"]
 
 
 def test_every_nth_the_best_and_the_newest_are_kept(tmp_path):
@@ -165,10 +165,8 @@ def test_a_start_after_read_errors_resumes_from_the_newest(tmp_path, capfd, monk
     assert code == exit_codes.FAILED
     assert "another --name" not in trouble
     last = read_events(run)[-1]
-    assert (last.what, last.cause) == ("ended", "crash")
-    assert (
-        "cannot be read: Input/output error (EIO); the checkpoint is kept" in last.fields["reason"]
-    )
+    assert (last.tag, last.cause) == ("ended", "crash")
+    assert "cannot be read: Input/output error (EIO); the checkpoint is kept" in last.reason
     assert kept(run) == [12, 8]
 
     run.result.unlink()
@@ -193,12 +191,12 @@ def test_a_start_falls_back_from_damage_never_to_zero(tmp_path, capfd):
     assert "resumed from step 8" in said
     assert kept(run) == [12, 8]
     assert len(list(run.checkpoints.glob("damaged-*"))) == 1
-    assert last_committed(read_events(run)) == 12
+    assert read_events(run).committed == 12
 
     run.result.unlink()
     shutil.rmtree(run.checkpoints)
-    before = [event.what for event in read_events(run)].count("started")
+    before = [event.tag for event in read_events(run)].count("started")
     code, trouble = started(run, tmp_path / "third")
     assert code == exit_codes.BAD_INPUT, trouble
     assert "checkpoints: step 12 was saved, and no checkpoint is left" in capfd.readouterr().err
-    assert [event.what for event in read_events(run)].count("started") == before
+    assert [event.tag for event in read_events(run)].count("started") == before

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from hpcrun import get_rank
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_lines
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes, slow_now
 from hpcrun.train.health.slow_nodes import SlowNodes, slow_hosts
+from tests.journal import read_events
 from tests.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
@@ -184,7 +184,7 @@ def test_a_slow_node_is_left_at_the_next_save(tmp_path, monkeypatch, parallel):
     )
     assert played.codes == STOPPED_ONCE, played.said()
     (stop,) = played.events("stopped")
-    assert (stop.cause, stop.step, stop.fields["hosts"]) == ("slow-node", 225, ["n1"])
+    assert (stop.cause, stop.step, stop.hosts) == ("slow-node", 225, ["n1"])
     found = slow_nodes(read_events(played.run))
     # The second attempt on the same nodes names the node again, and does not stop again.
     assert [(one.host, one.rank) for one in found] == [("n1", 1)] * 2

@@ -12,7 +12,7 @@ from acceptancelib.runs import submit, wait_for_end
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
+from hpcrun.run.journal.journal import Journal
 
 _EXPECTED = {"calm": ["finished"], "interrupted": ["preemption", "crash", "finished"]}
 _SHOWN = 50
@@ -26,7 +26,7 @@ def check(job: Job) -> list[Outcome]:
     for name, plan in (("calm", {}), ("interrupted", {"model__warn_at": 7, "model__kill_at": 14})):
         run = submit(job, name, "--detach", train__deterministic=True, **plan)
         wait_for_end(job, run, max(1.0, late - time.monotonic()))
-        causes = [event.cause for event in read_events(run) if event.what == "ended"]
+        causes = [event.cause for event in Journal(run).read().events if event.tag == "ended"]
         found[name] = {"causes": causes, "state": digests(run)}
     return [judge(found, job.ranks)]
 

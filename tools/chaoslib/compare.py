@@ -7,10 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.goodput import Goodput, goodput
+from hpcrun.run.journal.events import Event
+from hpcrun.run.journal.journal import Journal
 from tests import jobs
 
 from .disturbed import NODES, Chaos
@@ -26,18 +28,19 @@ def verify(chaos: Chaos, reference: RunDirectory) -> dict[str, str]:
         rough = jobs.samples_by_step(chaos.run, chaos.folder, rank, accumulation=2)
         assert sorted(calm) == list(range(chaos.steps))
         assert rough == calm, f"rank {rank} saw other samples"
-    events = read_events(chaos.run)
-    opened = [event.attempt for event in events if event.what == "opened"]
-    ended = [event.attempt for event in events if event.what == "ended"]
+    state = Journal(chaos.run).read()
+    events = state.events
+    opened = [event.attempt for event in events if event.tag == "opened"]
+    ended = [event.attempt for event in events if event.tag == "ended"]
     assert len(set(opened)) == len(opened), "an attempt was opened twice"
     endless = sorted(str(one) for one in set(opened) - set(ended))
     # A job that is cancelled during a start may be killed before its end is recorded.
-    cancelled = {event.attempt for event in events if event.what == "cancelled"}
+    cancelled = {event.attempt for event in events if event.tag == "cancelled"}
     assert set(opened) - set(ended) <= cancelled, f"without an end: {endless}\n{chaos.story()}"
     assert len(set(ended)) == len(ended), f"an attempt has two ends\n{chaos.story()}"
     steps = read_lines(chaos.run.metrics)
     _check_one_writer(events, steps)
-    account = goodput(events, time.time())
+    account = goodput(state, time.time())
     logged = [float(line["time"]) for line in steps if "loss" in line]
     _check_account(account, result, events, logged)
     return {
@@ -59,12 +62,12 @@ def _check_one_writer(events: Sequence[Event], lines: Sequence[dict[str, Any]]) 
     owner = None
     order: list[tuple[object, object]] = []
     for event in events:
-        if event.what == "opened":
+        if event.tag == "opened":
             owner = event.attempt
             assert owner is not None
             order.append((owner.restart, owner.in_place))
-        elif event.what in ("started", "saved", "trained", "stopped", "finished"):
-            late = event.what == "saved" and event.fields.get("found")
+        elif event.tag in ("started", "saved", "trained", "stopped", "finished"):
+            late = event.tag == "saved" and event.found
             assert event.attempt == owner or late, f"{event} came after {owner} had opened the run"
     at = 0
     for line in lines:
@@ -86,7 +89,7 @@ def _check_account(
     assert result["goodput"] == account.as_record(), "result.json has another account"
     begun: dict[Attempt, float] = {}
     for event in events:
-        if event.what == "started" and event.attempt is not None:
+        if event.tag == "started" and event.attempt is not None:
             begun[event.attempt] = event.time
     seen = 0.0
     borders = [*sorted(begun.values()), float("inf")]

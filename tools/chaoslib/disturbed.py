@@ -13,10 +13,9 @@ from devclusterlib import cluster as devcluster
 from devclusterlib.errors import CommandFailed
 
 from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.job.history import last_committed
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.journal import Journal
 from tests import jobs
 from tests.on_slurm.cluster import FINAL_STATES, SlurmCluster
 
@@ -130,7 +129,7 @@ class Chaos:
 
     def job(self) -> str:
         """Return the id of the run's current job."""
-        told = [event for event in read_events(self.run) if event.attempt is not None]
+        told = [event for event in Journal(self.run).read().events if event.attempt is not None]
         assert told[-1].attempt is not None
         return told[-1].attempt.job
 
@@ -146,7 +145,9 @@ class Chaos:
 
     def _opened(self, key: str) -> object:
         """Return a field of the newest opened attempt; a pending job has no nodes for Slurm."""
-        return [event for event in read_events(self.run) if event.what == "opened"][-1].fields[key]
+        return [event for event in Journal(self.run).read().events if event.tag == "opened"][
+            -1
+        ].own[key]
 
     def step(self) -> int:
         """Return the last step that the run has logged."""
@@ -164,7 +165,7 @@ class Chaos:
             AssertionError: it is older.
             CheckpointError: it is damaged.
         """
-        logged = last_committed(read_events(self.run)) or 0
+        logged = Journal(self.run).read().committed or 0
         store = CheckpointStore(self.run.checkpoints, "chaos-0")
         newest = max(store.steps(), default=0)
         assert newest >= logged, (
@@ -175,7 +176,9 @@ class Chaos:
 
     def ends(self) -> list[str]:
         """Return the causes of all ended attempts."""
-        return [str(event.cause) for event in read_events(self.run) if event.what == "ended"]
+        return [
+            str(event.cause) for event in Journal(self.run).read().events if event.tag == "ended"
+        ]
 
     def ended(self) -> bool:
         """Return True if the run has its result."""
@@ -217,7 +220,9 @@ class Chaos:
     def is_running(self) -> bool:
         """Return True if Slurm and the event log both show a running attempt."""
         histories = [
-            event.what for event in read_events(self.run) if event.what in ("started", "ended")
+            event.tag
+            for event in Journal(self.run).read().events
+            if event.tag in ("started", "ended")
         ]
         return histories[-1:] == ["started"] and self.slurm.state(self.job()) == "RUNNING"
 
@@ -241,8 +246,10 @@ class Chaos:
         Slurm holds a requeued job until its old credential has expired. The owner of a job may skip the
         delay (scontrol(1), StartTime).
         """
-        histories = [event for event in read_events(self.run) if event.what in ("started", "ended")]
-        if histories[-1].what == "started":
+        histories = [
+            event for event in Journal(self.run).read().events if event.tag in ("started", "ended")
+        ]
+        if histories[-1].tag == "started":
             return True
         if time.monotonic() > self._looked + 2.0:
             self._looked = time.monotonic()
@@ -263,7 +270,7 @@ class Chaos:
 
     def wait_for_account(self, run: RunDirectory, patience: float) -> None:
         """Wait until the batch step has written the run's goodput into result.json."""
-        job = [event.attempt.job for event in read_events(run) if event.attempt][-1]
+        job = [event.attempt.job for event in Journal(run).read().events if event.attempt][-1]
         deadline = time.monotonic() + patience
         while (read_json(run.result) or {}).get("goodput") is None:
             failed = self.slurm.state(job) in FINAL_STATES - {"COMPLETED"}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.run.events import read_events
+from hpcrun.run.journal.journal import Journal
 from tests import jobs
 from tests.on_slurm.cluster import FINAL_STATES
 
@@ -142,7 +142,7 @@ def cancelled(*command: str) -> Callable[[Chaos], str]:
 
 
 def _opened(chaos: Chaos) -> int:
-    return sum(event.what == "opened" for event in read_events(chaos.run))
+    return sum(event.tag == "opened" for event in Journal(chaos.run).read().events)
 
 
 STRIKES: dict[str, Callable[[Chaos], str]] = {

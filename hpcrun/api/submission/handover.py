@@ -24,21 +24,23 @@ from hpcrun.errors import SubmissionUnanswered
 from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say_aside
 from hpcrun.run import directory, record
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import Attempt, job_of_process, record_event
 from hpcrun.run.files import with_comment_crc, write_atomic
+from hpcrun.run.journal.events import Submitted
+from hpcrun.run.journal.journal import Journal, job_of_process
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, submission
-from hpcrun.slurm.launch.submitted import ExecutorName, Submitted, withdraw
+from hpcrun.slurm.launch.submitted import ExecutorName, SubmittedJob, withdraw
 from hpcrun.worker import train_here
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
-def hand_over(plan: SubmissionPlan) -> Submitted | None:
+def hand_over(plan: SubmissionPlan) -> SubmittedJob | None:
     """Submit the run of ``plan``; None for ``prepared`` and ``debug``: no job.
 
     Raises:
@@ -96,7 +98,7 @@ def _submitted(
     plan: SubmissionPlan,
     signals: list[signal.Signals],
     ours: list[str],
-) -> Submitted | None:
+) -> SubmittedJob | None:
     """Submit the job, and withdraw it again after Ctrl-C; ``ours`` gets the withdrawn job."""
     if plan.executor not in ("slurm", "local"):
         return None
@@ -233,7 +235,7 @@ def _train_here(run: RunDirectory) -> int:
     for name in os.environ.keys() - scrub(os.environ).keys():
         del os.environ[name]
     attempt = Attempt(job_of_process(run, os.getpid()), 0)
-    record_event(run, "submitted", executor="debug", job=attempt.job)
+    Journal(run).append(Submitted(attempt=attempt, executor="debug"))
     try:
         return train_here(run.path)
     except KeyboardInterrupt:

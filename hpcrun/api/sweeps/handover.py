@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted, written
@@ -20,15 +21,17 @@ from hpcrun.api.sweeps.plan import Planned, SweepPlan, job_key
 from hpcrun.config import Config
 from hpcrun.errors import LaunchError, SubmissionUnanswered
 from hpcrun.printing import say_aside
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import append_line
+from hpcrun.run.journal.events import Submitted
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import SweepFile
 from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.batch_script import ArrayTasks, job_name
 from hpcrun.slurm.launch.slurm_submission import fitted_to_slurm, submit_slurm
-from hpcrun.slurm.launch.submitted import Submitted, withdraw
+from hpcrun.slurm.launch.submitted import SubmittedJob, withdraw
 from hpcrun.slurm.local.submission import submit_local_sweep
 
 
@@ -37,7 +40,7 @@ class SubmittedSweep:
     """Result of a submission: the decision on each element, and the jobs."""
 
     planned: Sequence[Planned]
-    jobs: Sequence[Submitted]
+    jobs: Sequence[SubmittedJob]
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,11 @@ class _Given:
     """The job of one element: its id, and its name in Slurm."""
 
     planned: Planned
-    job: Submitted
+    job: SubmittedJob
     name: str | None = None
 
     @property
-    def whole(self) -> Submitted:
+    def whole(self) -> SubmittedJob:
         """The job; the tasks of an array count as one job."""
         return replace(self.job, job_id=self.job.job_id.partition("_")[0])
 
@@ -130,7 +133,7 @@ def _submit(
             logs = RunDirectory(plan.folder).logs
             ids, begin = submit_local_sweep(logs, runs, plan.request.max_parallel)
             for one, job in zip(wanted, ids, strict=True):
-                given.append(_Given(one, Submitted("local", job)))
+                given.append(_Given(one, SubmittedJob("local", job)))
         _record(plan, given, cluster)
         if signal.SIGINT in signals and unanswered is None:
             stop_if_interrupted(signals)
@@ -216,15 +219,17 @@ def _record(
     now = round(time.time(), 3)
     for one in given:
         job = one.planned.element.config.job
-        line = {
-            "time": now,
-            "event": "submitted",
-            "executor": plan.executor,
-            "job": one.job.job_id,
-            "nodes": job.nodes,
-            "gpus": job.gpus,
+        known: dict[str, Any] = {
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }
-        append_line(one.planned.run.events, line)
+        submitted = Submitted(
+            time=now,
+            attempt=Attempt(one.job.job_id, 0),
+            executor=plan.executor,
+            nodes=job.nodes,
+            gpus=job.gpus,
+            **known,
+        )
+        Journal(one.planned.run).append(submitted, durable=False)
     sync_file_system(plan.folder)

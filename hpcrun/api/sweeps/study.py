@@ -24,7 +24,7 @@ from hpcrun.config import ConfigError, Layer, load_resolved, training_difference
 from hpcrun.errors import LaunchError, UserError
 from hpcrun.printing import Progress
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import read_events, was_pruned
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.snapshot import recorded_snapshot
 from hpcrun.run.sweep_file import SweepRun, read_sweep
@@ -180,7 +180,9 @@ class _Study:
             trial = self._waiting[0]
             run, values = self._plan.run_of(trial.number), suggested(trial, self._space)
             now = jobs.state(run) if run.exists() else None
-            if now is None or not (now.live or now.word in _ENDED or was_pruned(read_events(run))):
+            if now is None or not (
+                now.live or now.word in _ENDED or Journal(run).read().was_pruned
+            ):
                 try:
                     submit_sweep(self._plan.of_trial(trial.number, values))
                 except LaunchError as error:
@@ -203,7 +205,7 @@ class _Study:
         for (number, run), now in zip(runs.items(), states, strict=True):
             trial = self._running[number]
             # Also if the search was killed after the decision and before the cancellation.
-            pruned = was_pruned(read_events(run))
+            pruned = Journal(run).read().was_pruned
             if (not pruned and self._has_to_end(trial, run, now)) or (pruned and now.live):
                 self._prune(run)
             if not now.live:

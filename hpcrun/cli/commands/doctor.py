@@ -23,14 +23,13 @@ from hpcrun.diagnose.run_lines import (
     accounting_of,
     attempt_to_diagnose,
     lines_of_attempt,
-    nodes_of,
 )
 from hpcrun.diagnose.stacks import ranges
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch import jobs
 
@@ -93,13 +92,13 @@ def _logs_in(folder: Path) -> list[Path]:
 
 def _of_run(directory: RunDirectory) -> _Sources:
     result = read_json(directory.result) or {}
-    events = read_events(directory)
-    attempt = attempt_to_diagnose(events)
+    state = Journal(directory).read()
+    attempt = attempt_to_diagnose(state)
     if attempt is None:
         raise UserError(
             f"{directory.name}: no attempt has begun ({jobs.state(directory).word}); look again later"
         )
-    notes = [*(one.line for one in slow_now(events)), *replaced_now(events)]
+    notes = [*(one.line for one in slow_now(state)), *replaced_now(state)]
     if attempt.label != "0":
         start = "a restart inside the allocation" if attempt.in_place else "a requeue"
         notes.append(f"attempt {attempt.owner} began by {start}")
@@ -108,8 +107,8 @@ def _of_run(directory: RunDirectory) -> _Sources:
     current = jobs.current_job(directory)
     on_slurm = current is not None and current[0] == "slurm"
     accounting = accounting_of(attempt.job)[attempt.restart :][:1] if on_slurm else []
-    lines = lines_of_attempt(directory, attempt, events, accounting=accounting)
-    return lines, nodes_of(events, attempt), notes
+    lines = lines_of_attempt(directory, attempt, state, accounting=accounting)
+    return lines, state.nodes_of(attempt), notes
 
 
 _LINE = 300

@@ -20,7 +20,7 @@ from hpcrun.job.scheduler_view import Ending, batch_log
 from hpcrun.printing import say
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
-from hpcrun.run.events import read_events
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.streams import outlive_full_disk
 from hpcrun.run.trust import require_own
 from hpcrun.slurm.placement import in_local_cluster, job_id
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not ended.classification.decision.restart:
         return final_code(ended.classification, arguments.exit_code)
     obstacle = attempt_obstacle(
-        read_events(directory),
+        Journal(directory).read(),
         attempt,
         ended.classification.cause,
         wanted=ended.config.restarts.in_place,

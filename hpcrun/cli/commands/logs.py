@@ -39,8 +39,10 @@ from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.printing import say, say_aside
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, Event, read_events
+from hpcrun.run.journal.events import Event
+from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.launch import jobs
 
 _POLL = 0.3
@@ -86,13 +88,14 @@ class _Reader:
     def tell(self, follow: bool, tail: int | None) -> None:
         """Print all lines, or the last ``tail`` lines, and with ``follow`` continue until the run ends."""
         live = follow and jobs.state(self._run).live
-        events = read_events(self._run)
-        attempts = attempts_of(events)
+        journal = Journal(self._run)
+        state = journal.read()
+        attempts = attempts_of(state)
         # The logs of the newest attempt may grow: they are read from where the last read ended.
         followed = [*attempts][-1:] if live else []
         lines = chain.from_iterable(
             self._lines(
-                [event for event in events if event.attempt == attempt],
+                state.of(attempt).events,
                 {attempt: began},
                 attempt if attempt in followed else None,
             )
@@ -104,12 +107,12 @@ class _Reader:
             time.sleep(_POLL)
             if time.monotonic() - asked > _ASK:
                 asked, live = time.monotonic(), jobs.state(self._run).live
-            now, shown, events = time.time(), len(events), read_events(self._run)
-            attempts = attempts_of(events)
+            now, shown, state = time.time(), len(state.events), journal.read()
+            attempts = attempts_of(state)
             newest = [*attempts][-1:]
             mine = {attempt: attempts[attempt] for attempt in dict.fromkeys([*followed, *newest])}
             grows, followed = newest[0] if live and newest else None, newest
-            self._say(self._lines(events[shown:], mine, grows, now))
+            self._say(self._lines(state.events[shown:], mine, grows, now))
 
     def _lines(
         self,
@@ -197,7 +200,7 @@ def _require_log(run: RunDirectory, rank: int | None, following: bool) -> None:
     if rank is not None:
         require_log(run, rank)
         return
-    attempts = attempts_of(read_events(run))
+    attempts = attempts_of(Journal(run).read())
     batch = any(run.batch_log(one.job).exists() for one in attempts)
     if not batch and not any(rank_files(run, one) for one in attempts):
         require_log(run, None)

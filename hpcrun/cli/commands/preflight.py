@@ -38,7 +38,7 @@ from hpcrun.network.probes import Needs
 from hpcrun.printing import say, say_aside
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import read_events, was_cancelled
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.reports import record_report
 from hpcrun.slurm.containers import Container, container_of, image_request
 from hpcrun.slurm.placement import in_local_cluster, job_id, step_hosts
@@ -146,7 +146,7 @@ def _before_ranks(arguments: argparse.Namespace) -> int:
     folder = directory.attempt_logs(attempt_here(job, os.environ))
     code = _checked(arguments, directory, folder)
     try:
-        cancelled = was_cancelled(read_events(directory), job)
+        cancelled = Journal(directory).read().was_cancelled(job)
     except OSError as error:
         say_aside(f"hpcrun: cannot check for a cancellation: {error}")
         return code

@@ -19,8 +19,9 @@ from hpcrun.config import load_resolved
 from hpcrun.diagnose.stacks import folded, group_lines, ranges, summary
 from hpcrun.errors import UserError
 from hpcrun.printing import say
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.stacks import Mailbox, Reply
 from hpcrun.slurm.launch import jobs
 
@@ -103,9 +104,9 @@ def _running_attempt(run: RunDirectory) -> Attempt:
 
 def _tasks_of(run: RunDirectory, attempt: Attempt) -> int:
     """Return the number of tasks of ``attempt``; with a range of nodes only its event has it."""
-    opened = [it for it in read_events(run) if it.what == "opened" and it.attempt == attempt]
-    count = opened[-1].fields.get("ranks") if opened else None
-    return count if isinstance(count, int) else load_resolved(run.config).job.world_size
+    opened = Journal(run).read().opening(attempt)
+    count = opened.ranks if opened else None
+    return count if count is not None else load_resolved(run.config).job.world_size
 
 
 def _ask(mail: Mailbox, tasks: int, seconds: float) -> dict[int, Reply]:

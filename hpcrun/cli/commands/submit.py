@@ -30,7 +30,7 @@ from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import submission
-from hpcrun.slurm.launch.submitted import Submitted
+from hpcrun.slurm.launch.submitted import SubmittedJob
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +175,7 @@ def _show(plan: SubmissionPlan, as_json: bool) -> int:
     return 0
 
 
-def _advice(run: RunDirectory, submitted: Submitted) -> list[str]:
+def _advice(run: RunDirectory, submitted: SubmittedJob) -> list[str]:
     name = handle(run)
     return [
         f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",

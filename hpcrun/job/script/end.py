@@ -19,9 +19,9 @@ from hpcrun import exit_codes
 from hpcrun.diagnose.causes import LOG_ENDS, OWN_EXIT
 from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.diagnose.script_log import ScriptError
-from hpcrun.job.history import histories
 from hpcrun.job.script.starters import PYTHON
 from hpcrun.ranks.signals import StopReason
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
     Failure,
@@ -30,7 +30,8 @@ from hpcrun.run.endings import (
     record_heard_stop,
     write_failure,
 )
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.journal.events import Saved, Started, Stepped, Stopped
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish
 
@@ -152,7 +153,7 @@ def note_stop(
     step = {} if saved is None else {"step": saved}
     known = {"done": True} if done else {}
     facts = {**stop_facts(code, committed=saved is not None), **step, **known}
-    note(run, "stopped", attempt, cause=reason.name.lower(), **facts)
+    Journal(run).note(Stopped(attempt=attempt, cause=reason.name.lower(), **facts))
 
 
 def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
@@ -246,6 +247,7 @@ class ProgressWatch:
     ) -> None:
         """Prepare the reports of ``rank``; ``every``: seconds between two reads of the folder."""
         self._run, self._attempt, self._rank, self._every = run, attempt, rank, every
+        self._journal = Journal(run)
         self._folder: Path | None = None
         self._lock = -1
         self._newest = self._published = ScriptProgress()
@@ -296,11 +298,10 @@ class ProgressWatch:
         """Write the event ``started``, with the newest step that earlier attempts have saved, if any."""
         steps = []
         with contextlib.suppress(OSError):
-            steps = [
-                record.committed for record in histories(read_events(self._run)) if record.committed
-            ]
-        begun = {"step": max(steps)} if steps else {}
-        note(self._run, "started", self._attempt, **begun)
+            attempts = self._journal.read().attempts_of_newest_job
+            steps = [record.committed for record in attempts if record.committed]
+        begun: dict[str, Any] = {"step": max(steps)} if steps else {}
+        self._journal.note(Started(attempt=self._attempt, **begun))
 
     def look(self, *, last: bool = False) -> None:
         """Read the reports; rank 0 publishes new progress that is due.
@@ -325,6 +326,6 @@ class ProgressWatch:
         begun = self._published.step is None and self._newest.step is not None
         self._published, self._published_at = self._newest, now
         if begun:
-            note(self._run, "stepped", self._attempt, step=self._newest.first)
+            self._journal.note(Stepped(attempt=self._attempt, step=self._newest.first))
         if saved:
-            note(self._run, "saved", self._attempt, step=self._newest.saved)
+            self._journal.note(Saved(attempt=self._attempt, step=self._newest.saved))

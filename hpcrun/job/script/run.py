@@ -25,7 +25,6 @@ from hpcrun import exit_codes
 from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job.history import starts_before
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script.command import Launcher
 from hpcrun.job.script.copies import CopyWatch
@@ -35,9 +34,11 @@ from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidat
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.signals import StopFlag
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
-from hpcrun.run.events import Attempt, note, read_events
+from hpcrun.run.journal.events import CopiesFound
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded
 from hpcrun.run.stacks import Answering, Mailbox
 from hpcrun.slurm.local.job_files import script_environment
@@ -115,7 +116,7 @@ def run_script(
             **launcher_variables(met, attempt),
             **progress.variables,
             "HPCRUN_RUN": str(run.path),
-            "HPCRUN_RESTART": str(starts_before(read_events(run), attempt)),
+            "HPCRUN_RESTART": str(Journal(run).read().starts_before(attempt)),
         }
         # Adopt before the script starts: a wrapper may die of a signal at any time.
         adopt_orphans()
@@ -131,7 +132,7 @@ def run_script(
                 met.master_port,
                 met.world_size * (launcher.ranks if launcher else 1),
                 environ=environ,
-                note=lambda line: note(run, "copies", attempt, reason=line),
+                note=lambda line: Journal(run).note(CopiesFound(attempt=attempt, reason=line)),
                 launched=launcher is not None,
             )
         watch = ScriptWatch(

@@ -15,10 +15,12 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.ranks.watchdog_process import NOTICED
 from hpcrun.run import record
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Hang, last_output, record_hang
-from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import Suspended
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.record import described
 
 _TICK = 0.2
@@ -110,7 +112,8 @@ class ScriptWatch:
             print(
                 f"hpcrun: was suspended for {seconds:.0f} s; continues", file=sys.stderr, flush=True
             )
-            note(self._run, "suspended", self._attempt, seconds=round(seconds, 3))
+            suspended = Suspended(attempt=self._attempt, seconds=round(seconds, 3))
+            Journal(self._run).note(suspended)
 
     def _end_silence(self) -> None:
         """Record a hang and kill the script after too long a time without output or a new reported step."""

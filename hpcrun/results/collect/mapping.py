@@ -47,6 +47,7 @@ from hpcrun.results.collect.run_reader import (
 )
 from hpcrun.results.collect.tables import FileContent
 from hpcrun.run.files import read_at_most
+from hpcrun.run.journal.state import State
 
 _RANKS = (
     "goes back to an earlier step, and a restart hides rows; add `rows: samples` to the mapping "
@@ -212,7 +213,7 @@ class _MappedRun:
             lines = self._lines(config)
             seed = config.get(mapping.seed)
             seed = int(seed) if isinstance(seed, str) and seed.isdigit() else seed
-            data.facts = facts_of({"seed": seed}, {}, (), lines, result) | {"state": state}
+            data.facts = facts_of({"seed": seed}, {}, State(()), lines, result) | {"state": state}
         data.metrics = structured(lines.columns, lines.rows) if lines.columns else None
         data.summary = summary_of(lines)
         return data

@@ -33,8 +33,9 @@ from hpcrun.results.collect.columns import (
     texts,
 )
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, to_event
 from hpcrun.run.files import open_regular, without_comment_crc, without_hash
+from hpcrun.run.journal.events import Ended, Event, Finished, to_events
+from hpcrun.run.journal.state import State
 
 Signature = tuple[str, int, int, int]
 """A file's name in the run directory, size (-1: no file), time of change in nanoseconds, and inode."""
@@ -114,7 +115,7 @@ def read_run(path: str) -> RunData:
         what = f"cannot be understood: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         empty = RunData(path, reader.data.name, problems=[("", what)])
         empty.signatures = [signature(*file) for file in files_of(path)]
-        empty.facts = facts_of({}, {}, (), ParsedLines(), {})
+        empty.facts = facts_of({}, {}, State(()), ParsedLines(), {})
         return empty
     return reader.data
 
@@ -190,16 +191,16 @@ class _Reader:
             self.data.metrics = structured(lines.columns, lines.rows)
         return lines
 
-    def events(self, path: Path) -> Sequence[Event]:
+    def events(self, path: Path) -> State:
         raw = self._bytes(path, needed=False)
         if not raw:
-            return ()
+            return State(())
         rows, damaged, torn = parse_lines(raw)
-        events = [event for event in map(to_event, rows) if event is not None]
+        events = to_events(rows)
         self._problems(path, line_problems(damaged + len(rows) - len(events), torn))
         if events:
             self.data.events = _event_table(events)
-        return events
+        return State(events)
 
     def _problems(self, path: Path, found: Iterable[str]) -> None:
         for what in found:
@@ -272,7 +273,7 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
     steps = [NO_STEP if event.step is None else event.step for event in events]
     columns = {
         "time": np.array([event.time for event in events], np.float64),
-        "event": _padded(event.what for event in events),
+        "event": _padded(event.tag for event in events),
         "job": _padded(None if one is None else one.job for one in attempts),
         "restart": np.array(restarts, np.int64),
         "cause": _padded(event.cause for event in events),
@@ -284,16 +285,19 @@ def _event_table(events: Sequence[Event]) -> NDArray[Any]:
 
 def _fields(event: Event) -> str | None:
     """Return the other fields of an event as JSON. In a long event, texts are cut and lists omitted."""
+    # The table has no column for the number of the restart in place.
+    in_place = event.attempt.in_place if event.attempt else 0
+    every = {"in_place": in_place, **event.own} if in_place else event.own
     plain = {
         key: value[:_LONGEST_TEXT] if isinstance(value, str) else value
-        for key, value in event.fields.items()
+        for key, value in every.items()
         if not isinstance(value, list | dict)
     }
-    for fields in (event.fields, plain | {"cut": True}, {"cut": True}):
+    for fields in (every, plain | {"cut": True}, {"cut": True}):
         whole = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         if len(whole) <= _LONGEST_FIELDS:
             break
-    return whole if event.fields else None
+    return whole if every else None
 
 
 def _padded(values: Iterable[str | None]) -> NDArray[Any]:
@@ -305,16 +309,16 @@ def _padded(values: Iterable[str | None]) -> NDArray[Any]:
 def facts_of(
     config: dict[str, Any],
     identity: dict[str, Any],
-    events: Sequence[Event],
+    journal: State,
     lines: ParsedLines,
     result: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the cells of the table ``runs`` that come from the files."""
-    started = {event.attempt for event in events if event.what == "opened" and event.attempt}
+    started = {event.attempt for event in journal.openings if event.attempt}
     state = result.get("state")
     if state not in STATES:
         state = "unfinished" if started or lines.rows else "new"
-    ended = [event.time for event in events if event.what in ("ended", "finished")]
+    ended = [event.time for event in journal.of_kind(Ended, Finished)]
     last = result.get("time", ended[-1] if ended and state in STATES else None)
     return {
         "sweep": "",

@@ -28,6 +28,7 @@ from hpcrun.results.groups import (
 from hpcrun.results.report.runs import ReportedRun, iterate_runs
 from hpcrun.results.report.words import several
 from hpcrun.results.store import ResultsFile
+from hpcrun.run.journal.events import Ended
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes
 
 # Metrics about the progress of a run, not about its result.
@@ -85,12 +86,12 @@ class Content:
     @property
     def slow(self) -> Sequence[tuple[str, SlowNode]]:
         """The slow nodes of all attempts, each with the name of its run."""
-        return [(run.label, one) for run in self.runs for one in slow_nodes(run.events)]
+        return [(run.label, one) for run in self.runs for one in slow_nodes(run.journal)]
 
     @property
     def ends(self) -> Sequence[tuple[str, int]]:
         """The number of attempts that ended by each cause, the most frequent first."""
-        events = [event for run in self.runs for event in run.events if event.what == "ended"]
+        events = [event for run in self.runs for event in run.journal.of_kind(Ended)]
         return Counter(event.cause or "unknown" for event in events).most_common()
 
     @property

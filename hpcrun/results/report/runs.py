@@ -22,8 +22,9 @@ from hpcrun.results.collect.columns import counted, fields
 from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.results.groups import labels, with_options
 from hpcrun.results.store import ResultsFile
-from hpcrun.run.events import Attempt, Event
 from hpcrun.run.goodput import Goodput, goodput
+from hpcrun.run.journal.events import to_events
+from hpcrun.run.journal.state import State
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ class ReportedRun:
     attempts: int
     config: Mapping[str, Any]
     identity: Mapping[str, Any]
-    events: Sequence[Event]
+    journal: State
     columns: Mapping[str, NDArray[Any]] = field(repr=False)
 
     @cached_property
     def goodput(self) -> Goodput:
         """The parts of the time from the first event to the end, or to the last sign of life."""
-        return goodput(self.events, self.ended or self.seen or 0.0)
+        return goodput(self.journal, self.ended or self.seen or 0.0)
 
     def series(self, metric: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the steps and the finite values of ``metric``, in the order of the steps.
@@ -93,7 +94,7 @@ def iterate_runs(store: ResultsFile) -> Iterator[ReportedRun]:
 def _run(store: ResultsFile, row: Any, label: str) -> ReportedRun:
     key = row["run"].decode()
     columns = _columns(store, key)
-    events = _events(store, key)
+    journal = _journal(store, key)
     config = with_options(store.config(key))
     return ReportedRun(
         key=key,
@@ -105,13 +106,13 @@ def _run(store: ResultsFile, row: Any, label: str) -> ReportedRun:
         executor=row["executor"].decode(),
         created=_known(row["created"]),
         ended=_known(row["ended"]),
-        seen=_last_sign(events, columns, _known(row["ended"])),
+        seen=_last_sign(journal, columns, _known(row["ended"])),
         seed=config.get("seed"),
         step=int(row["step"]) if row["step"] >= 0 else None,
         attempts=int(row["attempts"]),
         config=config,
         identity=store.document(key, "identity"),
-        events=events,
+        journal=journal,
         columns=columns,
     )
 
@@ -129,22 +130,22 @@ def _columns(store: ResultsFile, key: str) -> dict[str, NDArray[Any]]:
     }
 
 
-def _events(store: ResultsFile, key: str) -> list[Event]:
+def _journal(store: ResultsFile, key: str) -> State:
     records = store.part(key, "events")
-    return [] if records is None else [_event(row) for row in records]
+    return State([] if records is None else to_events(map(_line, records)))
 
 
-def _event(row: Any) -> Event:
+def _line(row: Any) -> dict[str, Any]:
+    """Return the line of the journal that a row of the table ``events`` was made from."""
     job = row["job"].decode()
-    other = json.loads(row["fields"].decode() or "{}")
-    return Event(
-        what=row["event"].decode(),
-        time=float(row["time"]),
-        attempt=Attempt(job, int(row["restart"]), int(other.get("in_place", 0))) if job else None,
-        cause=row["cause"].decode() or None,
-        step=int(row["step"]) if row["step"] >= 0 else None,
-        fields=other,
-    )
+    return {
+        **json.loads(row["fields"].decode() or "{}"),
+        "event": row["event"].decode(),
+        "time": float(row["time"]),
+        **({"job": job, "restart": int(row["restart"])} if job else {}),
+        "cause": row["cause"].decode() or None,
+        "step": int(row["step"]) if row["step"] >= 0 else None,
+    }
 
 
 def _known(value: Any) -> float | None:
@@ -152,9 +153,9 @@ def _known(value: Any) -> float | None:
 
 
 def _last_sign(
-    events: Sequence[Event], columns: Mapping[str, NDArray[Any]], ended: float | None
+    journal: State, columns: Mapping[str, NDArray[Any]], ended: float | None
 ) -> float | None:
-    times = [event.time for event in events]
+    times = [event.time for event in journal.events]
     logged = columns.get("time")
     if logged is not None and np.isfinite(logged).any():
         times.append(float(np.nanmax(logged)))

@@ -1,14 +1,16 @@
 """A run's job on any executor, and its state."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, Reader, read_events, was_cancelled
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.events import Ended, Excluded, GivenUp, RequeueFailed, Submitted, Unknown
+from hpcrun.run.journal.journal import Reader, read_state
+from hpcrun.run.journal.state import State
 from hpcrun.slurm.answers import WAITING, is_over
 from hpcrun.slurm.launch import submission as without_scheduler
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE, SlurmAnswer, slurm_states
@@ -50,33 +52,20 @@ class RunState:
     asked: bool = True
 
 
-def current_job(run: RunDirectory, read: Reader = read_events) -> tuple[str, str] | None:
-    """Return the (executor, job id) to which the run was last submitted, or None.
-
-    A job that a person submitted without hpcrun is known only after it has opened the run.
-    """
-    executors: dict[str, str] = {}
-    for event in read(run):
-        if event.attempt is None or "executor" not in event.fields:
-            continue
-        job, executor = event.attempt.job, str(event.fields["executor"])
-        if event.what == "submitted":
-            executors.pop(job, None)
-            executors[job] = executor
-        elif event.what == "opened":
-            executors.setdefault(job, executor)
-    return next(((executor, job) for job, executor in reversed(executors.items())), None)
+def current_job(run: RunDirectory, read: Reader = read_state) -> tuple[str, str] | None:
+    """Return the (executor, job id) to which the run was last submitted, or None; see ``State.job``."""
+    return read(run).job
 
 
 def states(
     runs: Iterable[RunDirectory],
-    read: Reader = read_events,
+    read: Reader = read_state,
     known: Callable[[RunDirectory], bool] | None = None,
 ) -> list[RunState]:
     """Return the state of each run, with one squeue, and at most one sacct.
 
     Args:
-        read: returns the events of a run.
+        read: returns the state of a run by its journal.
         known: returns True if the files show that the run has ended; Slurm is not asked about its job.
     """
     jobs = [(run, current_job(run, read)) for run in runs]
@@ -85,7 +74,7 @@ def states(
         for run, (executor, job) in _given(jobs)
         if executor == "slurm" and not (known and known(run))
     ]
-    clusters = {run: _cluster(run, job, read) for run, job in asked}
+    clusters = {run: read(run).cluster_of(job) for run, job in asked}
     here = slurm.cluster_name(PATIENCE) if any(clusters.values()) else None
     # Without an answer it is unknown which jobs are on other clusters.
     others = {run: name for run, name in clusters.items() if name and here not in (None, name)}
@@ -98,23 +87,15 @@ def states(
     ]
 
 
-def _cluster(run: RunDirectory, job: str, read: Reader) -> str | None:
-    """Return the cluster to which the job was submitted, if known."""
-    reported = [event.fields for event in read(run) if event.attempt and event.attempt.job == job]
-    return next(
-        (str(fields["cluster"]) for fields in reversed(reported) if "cluster" in fields), None
-    )
-
-
 def _elsewhere(run: RunDirectory, job: tuple[str, str], cluster: str, read: Reader) -> RunState:
     """Return the state of a run with a job on another cluster, as far as its files show."""
     ended = _by_result(read_json(run.result), *job)
     if ended is not None:
         return ended
-    events = read(run)
-    if was_cancelled(events, job[1]):
+    state = read(run)
+    if state.was_cancelled(job[1]):
         return RunState("cancelled", "cancelled; `hpcrun resume` continues it", False, *job)
-    return RunState(_by_events(events), f"on cluster {cluster}; ask there", True, *job, cluster)
+    return RunState(_by_events(state), f"on cluster {cluster}; ask there", True, *job, cluster)
 
 
 def _given(
@@ -170,7 +151,7 @@ def _state(
         return RunState(shown, detail, True, executor, job_id, starts=starts)
     if ended is not None:
         return ended
-    if word == "CANCELLED" or (not word and was_cancelled(read(run), job_id)):
+    if word == "CANCELLED" or (not word and read(run).was_cancelled(job_id)):
         detail = "cancelled; `hpcrun resume` continues it"
         return RunState("cancelled", detail, False, executor, job_id)
     if word == "COMPLETED":
@@ -199,14 +180,13 @@ def _is_process(job: str) -> bool:
         return False
 
 
-def _by_events(events: Sequence[Event]) -> str:
+def _by_events(state: State) -> str:
     """Return pending or running, as far as the run directory shows."""
     # A refusal of another job belongs to no attempt.
-    words = [
-        event.what for event in events if event.attempt is not None and event.what != "given-up"
-    ]
-    waits = ("submitted", "ended", "requeue-failed", "excluded")
-    return "pending" if not words or words[-1] in waits else "running"
+    passed = (GivenUp, Unknown)
+    signs = [one for one in state.events if one.attempt and not isinstance(one, passed)]
+    waits = not signs or isinstance(signs[-1], Submitted | Ended | RequeueFailed | Excluded)
+    return "pending" if waits else "running"
 
 
 def _by_result(

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from hpcrun import slurm
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, Reader, read_events
+from hpcrun.run.journal.events import Submitted
+from hpcrun.run.journal.journal import Journal, Reader, read_state
+from hpcrun.run.journal.state import State
 from hpcrun.run.sweep_file import is_element
 from hpcrun.slurm.answers import WAITING, reason_in_words
 from hpcrun.slurm.notation import AGENTS
@@ -32,12 +34,12 @@ class SlurmAnswer:
 
 
 def slurm_states(
-    asked: Sequence[tuple[RunDirectory, str]], read: Reader = read_events
+    asked: Sequence[tuple[RunDirectory, str]], read: Reader = read_state
 ) -> SlurmAnswer:
     """Ask Slurm for the jobs of these runs.
 
     Args:
-        read: returns the events of a run.
+        read: returns the state of a run by its journal.
     """
     if not asked:
         return SlurmAnswer({}, True)
@@ -86,11 +88,10 @@ def has_opened(run: RunDirectory, job: str) -> bool:
     shown = slurm.run(slurm.scontrol_show_job_command(job), timeout=PATIENCE)
     restarts = slurm.parse_show_job(shown.stdout).get("Restarts", "")
     return restarts.isdecimal() and any(
-        event.what == "opened"
-        and event.attempt is not None
+        event.attempt is not None
         and event.attempt.job == job
         and event.attempt.restart >= int(restarts)
-        for event in read_events(run)
+        for event in Journal(run).read().openings
     )
 
 
@@ -109,16 +110,16 @@ def kill_steps(job: str) -> bool:
     return any(answer.returncode == 0 for answer in killed)
 
 
-def _is_of_another(events: Sequence[Event], run: RunDirectory, job: str, name: str) -> bool:
+def _is_of_another(state: State, run: RunDirectory, job: str, name: str) -> bool:
     """Return True if the id now belongs to another job, as after a new installation of the cluster.
 
     Our job has the name that it was submitted with. One that a person has renamed still runs the script
     in the run directory.
     """
     names = [
-        event.fields.get("name")
-        for event in events
-        if event.what == "submitted" and event.attempt is not None and event.attempt.job == job
+        event.name
+        for event in state.of_kind(Submitted)
+        if event.attempt is not None and event.attempt.job == job
     ]
     if not name or not names or names[-1] in (None, name):
         return False

@@ -19,14 +19,16 @@ from hpcrun.slurm.launch.batch_script import (
     submitted_digest,
 )
 from hpcrun.slurm.launch.resources import fitted, say
-from hpcrun.slurm.launch.submitted import Submitted, submitit_folder, take_back
+from hpcrun.slurm.launch.submitted import SubmittedJob, submitit_folder, take_back
 from hpcrun.slurm.notation import expand
 
 if TYPE_CHECKING:
     from hpcrun.slurm.launch.executor import RequeueingSlurmExecutor
 
 
-def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = None) -> Submitted:
+def submit_slurm(
+    run: RunDirectory, config: Config, array: ArrayTasks | None = None
+) -> SubmittedJob:
     """Submit ``run``, or the ``array`` of the sweep in its folder. No event is logged.
 
     Args:
@@ -50,7 +52,7 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
     digest = submitted_digest(config) if array is None else ""
     executor = _executor(run, wanted, bad_nodes(config.job), array, digest)
     try:
-        return Submitted("slurm", str(executor.submit(str, run.path).job_id))
+        return SubmittedJob("slurm", str(executor.submit(str, run.path).job_id))
     except (FailedJobError, FailedSubmissionError) as error:
         words = " ".join(str(error).split())
         if "timed out" in words.lower():
@@ -63,7 +65,7 @@ def submit_slurm(run: RunDirectory, config: Config, array: ArrayTasks | None = N
         raise LaunchError(_refusal(error)) from error
     except OSError as error:
         if executor.accepted is not None:
-            take_back(run, Submitted("slurm", executor.accepted), error)
+            take_back(run, SubmittedJob("slurm", executor.accepted), error)
         raise
 
 

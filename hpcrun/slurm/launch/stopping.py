@@ -3,8 +3,10 @@
 from hpcrun import slurm
 from hpcrun.config import load_resolved
 from hpcrun.errors import LaunchError
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, read_events, record_event
+from hpcrun.run.journal.events import CancelRequested, Preempted
+from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.launch.jobs import state
 from hpcrun.slurm.launch.slurm_jobs import has_opened, kill_steps
 from hpcrun.slurm.launch.submission import write_off
@@ -83,7 +85,7 @@ def preempt(run: RunDirectory) -> str:
     config = load_resolved(run.config)
     name = config.warn_signal
     # Recorded first: the ranks may end before this program continues.
-    record_event(run, "preempted", attempt=_newest(run, job))
+    Journal(run).append(Preempted(attempt=_newest(run, job)))
     if executor == "local":
         job_files.send(run.job_logs(job), job_files.PREEMPT)
     else:
@@ -94,7 +96,7 @@ def preempt(run: RunDirectory) -> str:
 
 def note_cancelled(run: RunDirectory, job: str) -> None:
     """Record the cancellation: Slurm's own record may be lost together with the batch script."""
-    record_event(run, "cancelled", attempt=_newest(run, job))
+    Journal(run).append(CancelRequested(attempt=_newest(run, job)))
 
 
 def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
@@ -118,13 +120,7 @@ def _live_job(run: RunDirectory) -> tuple[str, str, bool]:
 
 
 def _newest(run: RunDirectory, job: str) -> Attempt:
-    """Return the newest attempt of ``job``."""
-    mine = [event.attempt for event in read_events(run) if event.attempt]
-    return max(
-        (attempt for attempt in mine if attempt.job == job),
-        key=lambda attempt: (attempt.restart, attempt.in_place),
-        default=Attempt(job, 0),
-    )
+    return Journal(run).read().newest_of_job(job)
 
 
 def _checked(command: list[str]) -> None:

@@ -6,15 +6,16 @@ such a run, so its state is that of the process.
 
 import shutil
 import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.config import Config
 from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Cause, Event, Reader, read_events, record_event
+from hpcrun.run.journal.events import Cause, Ended, Opened, Submitted
+from hpcrun.run.journal.journal import Journal, Reader, read_state
 from hpcrun.slurm.launch.batch_script import (
     batch_request,
     batch_script,
@@ -22,7 +23,7 @@ from hpcrun.slurm.launch.batch_script import (
     submitted_digest,
 )
 from hpcrun.slurm.launch.resources import refuse_fixed_counts
-from hpcrun.slurm.launch.submitted import ExecutorName, Submitted, take_back
+from hpcrun.slurm.launch.submitted import ExecutorName, SubmittedJob, take_back
 from hpcrun.slurm.local.submission import local_devices, say_ignored, submit_local, worker
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def own_cluster() -> str | None:
     return slurm.parse_cluster_name(shown)
 
 
-def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitted:
+def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> SubmittedJob:
     """Start a job for ``run`` and log it.
 
     Raises:
@@ -104,15 +105,14 @@ def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitt
     else:
         handed, begin = submit_local(run, config)
     try:
-        record_event(
-            run,
-            "submitted",
+        submitted = Submitted(
+            attempt=Attempt(handed.job_id, 0),
             executor=handed.executor,
-            job=handed.job_id,
             nodes=config.job.nodes,
             gpus=config.job.gpus,
             **facts,
         )
+        Journal(run).append(submitted)
     except OSError as error:
         take_back(run, handed, error)
         raise
@@ -125,16 +125,16 @@ def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> Submitt
 _SLACK = 2.0
 
 
-def process_state(run: RunDirectory, read: Reader = read_events) -> tuple[str, str]:
+def process_state(run: RunDirectory, read: Reader = read_state) -> tuple[str, str]:
     """Return ``RUNNING`` or nothing, and a detail, for the attempt that opened ``run`` last."""
-    events = read(run)
-    opened = _opened(events)
+    state = read(run)
+    opened = state.newest(Opened)
     if opened is None:
         return "", ""
     if _is_elsewhere(opened):
-        ended = any(event.what == "ended" and event.attempt == opened.attempt for event in events)
-        host = opened.fields.get("host")
-        return ("", "") if ended else ("RUNNING", f"on {host}, according to its files")
+        if any(end.attempt == opened.attempt for end in state.of_kind(Ended)):
+            return "", ""
+        return "RUNNING", f"on {opened.host}, according to its files"
     return ("RUNNING", "in the terminal that started it") if _process(opened) else ("", "")
 
 
@@ -143,37 +143,34 @@ def write_off(run: RunDirectory) -> str | None:
 
     A process that runs there after all stops writing once another attempt has the run.
     """
-    opened = _opened(read_events(run))
+    journal = Journal(run)
+    opened = journal.read().newest(Opened)
     if opened is None or not _is_elsewhere(opened):
         return None
-    host = str(opened.fields.get("host"))
-    record_event(
-        run,
-        "ended",
+    host = str(opened.host)
+    ended = Ended(
         attempt=opened.attempt,
         cause=Cause.NODE_FAILURE.value,
         reason=f"{host} is gone, as a person says",
         restart_allowed=False,
     )
+    journal.append(ended)
     return host
 
 
-def _is_elsewhere(opened: Event) -> bool:
-    return opened.fields.get("host") != socket.gethostname()
+def _is_elsewhere(opened: Opened) -> bool:
+    return opened.host != socket.gethostname()
 
 
-def _opened(events: Sequence[Event]) -> Event | None:
-    opened = [event for event in events if event.what == "opened"]
-    return opened[-1] if opened else None
-
-
-def _process(opened: Event) -> "psutil.Process | None":
+def _process(opened: Opened) -> "psutil.Process | None":
     """Return rank 0's process, or None after its end; a process younger than its event reuses the pid."""
     import psutil
 
+    if opened.pid is None:
+        return None
     try:
-        process = psutil.Process(int(opened.fields["pid"]))
+        process = psutil.Process(opened.pid)
         alive = process.status() != psutil.STATUS_ZOMBIE
         return process if alive and process.create_time() <= opened.time + _SLACK else None
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, ValueError):
         return None

@@ -15,7 +15,7 @@ ExecutorName = Literal["slurm", "local", "debug", "prepared"]
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJob:
     """A submitted job."""
 
     executor: ExecutorName
@@ -43,7 +43,7 @@ def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
     return True
 
 
-def take_back(run: RunDirectory, handed: Submitted, error: OSError) -> None:
+def take_back(run: RunDirectory, handed: SubmittedJob, error: OSError) -> None:
     """End a job that could not be recorded in the event log; hpcrun could neither find nor stop it later.
 
     Raises:

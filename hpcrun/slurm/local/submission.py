@@ -17,7 +17,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import make_numbered_folder, write_json
 from hpcrun.run.trust import digest_of, own_config
 from hpcrun.slurm.containers import Container, container_of, image_request
-from hpcrun.slurm.launch.submitted import Submitted
+from hpcrun.slurm.launch.submitted import SubmittedJob
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
 
@@ -55,7 +55,7 @@ def say_ignored(job: Job) -> None:
             )
 
 
-def submit_local(run: RunDirectory, config: Config) -> tuple[Submitted, Callable[[], None]]:
+def submit_local(run: RunDirectory, config: Config) -> tuple[SubmittedJob, Callable[[], None]]:
     """Give the job of ``run`` to this machine.
 
     Returns:
@@ -67,7 +67,7 @@ def submit_local(run: RunDirectory, config: Config) -> tuple[Submitted, Callable
         OSError: the disk refuses.
     """
     request = local_request(run, config)
-    return Submitted("local", request.job_id), start_job(request)
+    return SubmittedJob("local", request.job_id), start_job(request)
 
 
 def local_request(run: RunDirectory, config: Config) -> JobRequest:

@@ -16,9 +16,11 @@ from hpcrun.config import Config
 from hpcrun.errors import PeerFailed, PlannedStop
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name
-from hpcrun.run.events import Attempt, note
+from hpcrun.run.journal.events import Nonfinite
+from hpcrun.run.journal.journal import Journal
 from hpcrun.train.data.batches import length
 from hpcrun.train.data.batching import Batching, samples
 from hpcrun.train.step.trainer import AMPTrainer, StepResult
@@ -130,8 +132,10 @@ class NonFiniteWatch:
         bad = _guilty(ranks)
         say_aside(f"hpcrun: skipped step {step}: gradients are not finite; {_whose(ranks)}")
         samples = self._samples(step, bad[0]) if bad and self._samples else None
-        facts = {"in_a_row": in_a_row, "ranks": bad, "samples": samples}
-        note(self._run, "nonfinite", self._attempt, step=step, **facts)
+        event = Nonfinite(
+            attempt=self._attempt, step=step, in_a_row=in_a_row, ranks=bad, samples=samples
+        )
+        Journal(self._run).note(event)
 
     def _stop(self, step: int, in_a_row: int, ranks: list[_Found]) -> None:
         bad = _guilty(ranks) or [0]

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import StopReason
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt, note, read_events
-from hpcrun.run.slow_nodes import BEGUN, OVER, SlowNode, replaced_hosts
+from hpcrun.run.journal.events import Slow, SlowOver
+from hpcrun.run.journal.journal import Journal
+from hpcrun.run.slow_nodes import SlowNode, replaced_hosts
 
 _FACTOR = 1.2
 _LEAST = 0.005
@@ -148,14 +150,20 @@ class SlowNodeWatch:
         begun, over = self._nodes.add(done, steps, own, step)
         for one in begun:
             say_aside(f"hpcrun: {one.line}")
-            facts = {"host": one.host, "rank": one.rank, "ratio": one.ratio}
-            note(self._run, BEGUN, self._attempt, step=one.since, **facts)
+            slow = Slow(
+                attempt=self._attempt,
+                step=one.since,
+                host=one.host,
+                rank=one.rank,
+                ratio=one.ratio,
+            )
+            Journal(self._run).note(slow)
         for host in over:
             say_aside(f"hpcrun: {host} is no longer slow, since step {done}")
-            note(self._run, OVER, self._attempt, step=done, host=host)
+            Journal(self._run).note(SlowOver(attempt=self._attempt, step=done, host=host))
         if begun and self._replace:
             try:
-                known = replaced_hosts(read_events(self._run))
+                known = replaced_hosts(Journal(self._run).read())
             except OSError as error:
                 say_aside(f"hpcrun: no slow node is replaced: {error}")
                 return

@@ -30,10 +30,12 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import NodeLinks
 from hpcrun.ranks.signals import kill_helpers
 from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import node_name, record_hang, stacks_path
-from hpcrun.run.events import Attempt, note
 from hpcrun.run.files import make_log_folder
+from hpcrun.run.journal.events import Suspended
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.stacks import Answering, Mailbox, own_stacks
 from hpcrun.slurm.placement import scheduler
 from hpcrun.train.health import hang_diagnosis
@@ -375,7 +377,8 @@ def watching(
         # All ranks of a job step are suspended together.
         if distributed.rank == 0:
             print(f"hpcrun: the job was suspended for {seconds:.0f} s; continuing", flush=True)
-            note(run, "suspended", attempt, step=position.step, seconds=round(seconds, 3))
+            event = Suspended(attempt=attempt, step=position.step, seconds=round(seconds, 3))
+            Journal(run).note(event)
 
     limits = StallLimits.of(
         train.hang_after, train.hang_start, train.timeout, train.connect_timeout

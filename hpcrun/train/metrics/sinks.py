@@ -9,7 +9,7 @@ from hpcrun.config import Config, masked_values
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import StepLines, facts_of, validation_line
+from hpcrun.run.progress_lines import StepLines, facts_of, validation_line
 from hpcrun.run.record import wandb_id
 from hpcrun.run.streams import LineWriter
 

@@ -24,8 +24,8 @@ from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
 from hpcrun.ranks.tree_group import TreeGroup, new_control_group
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.slurm.placement import LOOPBACK
 from hpcrun.train.parallel.ended_ranks import leave_ranks

@@ -127,9 +127,9 @@ def test_a_killed_search_has_each_trial_once(
     killed_at(tmp_path, "study", "submit_sweep", 1)
     assert [trial.state.name for trial in trials(tmp_path)[:2]] == ["RUNNING", "WAITING"]
     killed_at(tmp_path, "handover", "submit_local_sweep", 1)
-    killed_at(tmp_path, "handover", "append_line", 1)
+    killed_at(tmp_path, "handover", "Journal", 1)
     killed_at(tmp_path, "study", "pauses", 2)
-    killed_at(tmp_path, "study", "was_pruned", 1)
+    killed_at(tmp_path, "study", "Journal", 1)
     killed_at(tmp_path, "stopping", "cancel", 1)
     monkeypatch.chdir(tmp_path)
     search = subprocess.Popen([sys.executable, "-m", "hpcrun", *WORDS], text=True, stdout=-1)

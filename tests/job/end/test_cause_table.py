@@ -8,7 +8,10 @@ import pytest
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.job.cause_table import TABLE, Evidence, classify, deciding_row, evidence_of
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import Cause, Event
+from hpcrun.run.journal.state import State
+from tests.journal import event as made
 
 FIRST = Attempt("7", 0)
 CRASH = Diagnosis("rank 1 on n2: ValueError: bad", 1, "n2", 5, None, 2)
@@ -23,7 +26,7 @@ NODE = Diagnosis("rank 1 on n2: execve()", 1, "n2", None, None, 0, node_fault=Tr
 
 
 def event(what: str, cause: str | None = None, step: int | None = None, **fields: object) -> Event:
-    return Event(what, 1.0, FIRST, cause, step, fields)
+    return made(what, FIRST, time=1.0, cause=cause, step=step, **fields)
 
 
 OWN = ("diagnosis", "unfinished", "of_node", "late_kill")
@@ -31,14 +34,14 @@ OWN = ("diagnosis", "unfinished", "of_node", "late_kill")
 
 def evidence(*events: Event, code: int = 137, **more: Any) -> Evidence:
     own = {name: more.pop(name) for name in OWN if name in more}
-    return Evidence({one.what: one for one in events}, code, Ending(**more), **own)
+    return Evidence(State(events), code, Ending(**more), **own)
 
 
 def signalled(*events: Event, **more: Any) -> Evidence:
     """Return the evidence of a job that runs on after the line of a cancellation."""
     ending = Ending("cancelled", was_not_requested=True, signalled=True)
     mine = [*events] or [event("opened")]
-    return replace(evidence_of(mine, FIRST, 1, ending, None), **more)
+    return replace(evidence_of(State(mine), FIRST, 1, ending, None), **more)
 
 
 SCRIPT = event("opened", script=True)
@@ -272,10 +275,10 @@ def test_only_a_save_that_was_seen_is_called_one(fields: dict[str, object], word
 
 def test_a_script_that_a_person_preempts_by_sigterm_is_preempted() -> None:
     events = [SCRIPT, event("preempted"), BY_SRUN]
-    found = evidence_of(events, FIRST, 0, Ending(was_not_requested=True), None)
+    found = evidence_of(State(events), FIRST, 0, Ending(was_not_requested=True), None)
     assert classify(found) == (Cause.PREEMPTION, "preemption: the script died of the signal")
     # The crash was before the signal.
-    crashed = evidence_of([SCRIPT, event("preempted")], FIRST, 1, NO_ENDING, CRASH)
+    crashed = evidence_of(State([SCRIPT, event("preempted")]), FIRST, 1, NO_ENDING, CRASH)
     assert classify(crashed)[0] is Cause.CRASH
 
 
@@ -286,5 +289,7 @@ def test_a_killed_attempt_names_its_newest_checkpoint() -> None:
 
 def test_a_person_who_cancels_is_believed_before_slurm() -> None:
     events = [event("opened"), event("cancelled")]
-    assert evidence_of(events, FIRST, 137, Ending("preemption"), None).word == "cancelled"
-    assert evidence_of(events[:1], FIRST, 137, Ending("preemption"), None).word == "preemption"
+    assert evidence_of(State(events), FIRST, 137, Ending("preemption"), None).word == "cancelled"
+    assert (
+        evidence_of(State(events[:1]), FIRST, 137, Ending("preemption"), None).word == "preemption"
+    )

@@ -14,8 +14,8 @@ from hpcrun.job.scheduler_view import (
     view_of,
     word_of,
 )
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt
 
 RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
 FIRST = Attempt("7", 0)

@@ -15,9 +15,10 @@ from hpcrun.job.script.rank_words import knows_ranks, uses_mpi
 from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import read_json
+from tests.journal import record_event
 from tests.scripts_of_others import DDP
 
 TRAINS = """

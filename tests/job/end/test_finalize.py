@@ -11,14 +11,15 @@ from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
 from hpcrun.job.finalize import Classification, finalize
-from hpcrun.job.history import successor
 from hpcrun.job.opening import Refused, already_finished, open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending, JobView, SchedulerWord, word_of
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
 from hpcrun.run.files import read_json, write_json
+from hpcrun.run.journal.events import Cause
+from tests.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 
@@ -67,7 +68,7 @@ def test_an_unrecorded_attempt_is_classified_by_slurms_words(
         "slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-02T00:00:00 DUE TO JOB REQUEUE ***"
     )
     open_attempt(run, Attempt("7", 1), Budgets())
-    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    (ended,) = [event for event in read_events(run) if event.tag == "ended"]
     assert ended.cause == cause
 
 
@@ -143,14 +144,14 @@ def test_a_commit_that_a_crash_left_unannounced_counts(run: RunDirectory) -> Non
     end = finalize(run, FIRST, 137, Budgets(crash=0))
     assert (end.step, (read_json(run.result) or {})["step"]) == (20, 20)
     classified(run, 137)
-    assert [event.step for event in read_events(run) if event.what == "saved"] == [10, 20]
+    assert [event.step for event in read_events(run) if event.tag == "saved"] == [10, 20]
 
 
 def test_an_unannounced_commit_of_a_dead_node_is_progress(run: RunDirectory) -> None:
     patient = Budgets(no_progress=1)
     commit(run, 20)
     open_attempt(run, Attempt("7", 1), patient)
-    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    (ended,) = [event for event in read_events(run) if event.tag == "ended"]
     assert (ended.cause, ended.step) == ("node-failure", 20)
     record_event(run, "started", attempt=Attempt("7", 1), step=20)
     record_event(run, "ended", attempt=Attempt("7", 1), cause="crash", step=21)
@@ -172,7 +173,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_no_attempt(
     run.checkpoints.write_text("a file")
     open_attempt(run, Attempt("7", 1), Budgets())
     finalize(run, Attempt("7", 1), 1, None)
-    ended = [event for event in read_events(run) if event.what == "ended"]
+    ended = [event for event in read_events(run) if event.tag == "ended"]
     assert [event.attempt for event in ended] == [FIRST, Attempt("7", 1)]
 
 
@@ -257,21 +258,21 @@ def test_the_next_job_records_the_end_of_a_cancellation(run: RunDirectory, by: s
     record_event(run, "stopped", attempt=FIRST, step=5, cause="terminate", committed=True)
     record_event(run, "submitted", attempt=Attempt("8", 0), executor="slurm")
     open_attempt(run, Attempt("8", 0), Budgets())
-    (ended,) = [event for event in read_events(run) if event.what == "ended"]
+    (ended,) = [event for event in read_events(run) if event.tag == "ended"]
     assert (ended.attempt, ended.cause) == (FIRST, "cancelled")
-    assert not ended.fields["restart_allowed"]
-    assert [event.what for event in read_events(run)][-1] == "opened"
+    assert not ended.restart_allowed
+    assert [event.tag for event in read_events(run)][-1] == "opened"
 
 
 def test_a_stale_attempt_has_a_successor_the_newest_has_none(run: RunDirectory) -> None:
-    assert successor(read_events(run), FIRST) is None
+    assert read_events(run).successor(FIRST) is None
     open_attempt(run, Attempt("7", 1), Budgets())
-    assert successor(read_events(run), FIRST) == Attempt("7", 1)
-    assert successor(read_events(run), Attempt("7", 1)) is None
+    assert read_events(run).successor(FIRST) == Attempt("7", 1)
+    assert read_events(run).successor(Attempt("7", 1)) is None
     # An attempt that never opened is stale too if a newer start of its job exists.
     open_attempt(run, Attempt("7", 3), Budgets())
-    assert successor(read_events(run), Attempt("7", 2)) == Attempt("7", 3)
-    assert successor(read_events(run), Attempt("7", 4)) is None
+    assert read_events(run).successor(Attempt("7", 2)) == Attempt("7", 3)
+    assert read_events(run).successor(Attempt("7", 4)) is None
 
 
 def test_an_exhausted_budget_refuses_the_next_attempt(run: RunDirectory) -> None:
@@ -294,8 +295,8 @@ def test_a_hang_is_recorded_with_its_host_and_step(run: RunDirectory) -> None:
     end = classified(run, 1)
     assert (end.cause, end.decision.restart) == (Cause.HANG, True)
     ended = read_events(run)[-1]
-    assert (ended.cause, ended.fields["host"]) == ("hang", "n3")
-    assert ended.fields["reason"] == "rank 1 on n3 is behind"
+    assert (ended.cause, ended.host) == ("hang", "n3")
+    assert ended.reason == "rank 1 on n3 is behind"
 
 
 def test_a_job_that_never_opened_is_finalized_by_no_other(run: RunDirectory) -> None:

@@ -11,9 +11,10 @@ from hpcrun import exit_codes
 from hpcrun.config import resolve, to_yaml
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
+from tests.journal import record_event
 
 STEP = Path(__file__).parents[2] / "slurm" / "recorded" / "22.05" / "shared.env"
 FIRST = Attempt("6", 0)

@@ -4,16 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcrun.run.events import Attempt, Event
-from hpcrun.run.goodput import goodput
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.goodput import Goodput
+from hpcrun.run.goodput import goodput as goodput_of
+from hpcrun.run.journal.events import Event
+from hpcrun.run.journal.state import State
+from tests.journal import event as made
 
 
 def event(what: str, time: float, restart: int = 0, **more: object) -> Event:
-    return Event(what, time, Attempt("1", restart), None, None, dict(more))
+    return made(what, Attempt("1", restart), time=time, **more)
 
 
 def in_place(what: str, time: float, number: int = 1, **more: object) -> Event:
-    return Event(what, time, Attempt("1", 0, number), None, None, dict(more))
+    return made(what, Attempt("1", 0, number), time=time, **more)
+
+
+def goodput(log: list[Event], now: float, *rest: float | None, lost: bool = False) -> Goodput:
+    return goodput_of(State(log), now, *rest, lost=lost)
 
 
 CRASHED_ONCE = [
@@ -79,7 +87,7 @@ FROM_MEMORY = [
 def test_steps_that_only_memory_kept_are_lost_with_it(
     later: list[Event], kept: int, lost: int
 ) -> None:
-    opened = [in_place("opened", 150, 2)] if later and later[0].what == "started" else []
+    opened = [in_place("opened", 150, 2)] if later and later[0].tag == "started" else []
     account = goodput([*FROM_MEMORY, *opened, *later], now=160)
     assert (account.productive - 9, account.recomputed) == (kept, lost)
 
@@ -104,13 +112,14 @@ def test_a_save_keeps_the_steps_that_only_memory_had() -> None:
 def of_script(*rows: tuple[str, float, int, int | None]) -> list[Event]:
     """The log of a script: kind, time, restart and step of each event; a step -1 marks a finished end."""
     return [
-        Event(
+        made(
             what,
-            time,
             Attempt("1", restart),
-            "finished" if step == -1 else None,
-            step,
-            {"script": what == "opened", "restart_allowed": what == "ended" and step is None},
+            time=time,
+            cause="finished" if step == -1 else None,
+            step=step,
+            script=what == "opened",
+            restart_allowed=what == "ended" and step is None,
         )
         for what, time, restart, step in rows
     ]
@@ -203,9 +212,9 @@ def test_unwanted_time_is_idle_and_not_in_the_ratio() -> None:
         event("saved", 12, seconds=0.0),
         event("stopped", 12),
         event("ended", 13, restart_allowed=False),
-        Event("submitted", 1013, Attempt("2", 0), None, None, {}),
-        Event("opened", 1014, Attempt("2", 0), None, None, {}),
-        Event("started", 1015, Attempt("2", 0), None, None, {}),
+        made("submitted", Attempt("2", 0), time=1013),
+        made("opened", Attempt("2", 0), time=1014),
+        made("started", Attempt("2", 0), time=1015),
     ]
     account = goodput(log, now=1020.0)
     assert account.idle == 1000
@@ -233,9 +242,9 @@ def test_an_end_written_later_leaves_the_queue_time() -> None:
         event("started", 2),
         event("saved", 12, seconds=0.0),
         event("stopped", 12),
-        Event("submitted", 1012, Attempt("2", 0), None, None, {}),
+        made("submitted", Attempt("2", 0), time=1012),
         event("ended", 1020, last_seen=14.0, restart_allowed=False),
-        Event("opened", 1020, Attempt("2", 0), None, None, {}),
+        made("opened", Attempt("2", 0), time=1020),
     ]
     account = goodput(log, now=1021.0)
     assert (account.idle, account.queue) == (998, 1 + 8)
@@ -245,7 +254,7 @@ def test_an_end_written_later_leaves_the_queue_time() -> None:
 @given(st.lists(st.floats(-5, 20), min_size=len(CRASHED_ONCE), max_size=len(CRASHED_ONCE)))
 def test_the_parts_add_up_with_wrong_clocks_of_hosts(jitter: list[float]) -> None:
     log = [
-        Event(one.what, one.time + shift, one.attempt, None, None, one.fields)
+        made(one.tag, one.attempt, time=one.time + shift, **one.own)
         for one, shift in zip(CRASHED_ONCE, jitter, strict=True)
     ]
     account = goodput(log, now=1000.0)

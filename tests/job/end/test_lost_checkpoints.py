@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun.job.ownership import require_none_lost
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
-from hpcrun.run.events import Attempt, record_event
+from tests.journal import record_event
 
 
 @pytest.fixture

@@ -14,10 +14,13 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
 from hpcrun.job.script.end import ScriptEnd, record_end
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import Failure, record_failure, write_failure
-from hpcrun.run.events import Attempt, Cause, record_event
 from hpcrun.run.files import make_log_folder
+from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.state import State
+from tests.journal import record_event
 
 FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)
 
@@ -168,7 +171,7 @@ def test_what_doctor_calls_hopeless_is_not_started_again(
     (logs / "rank-00001.log").write_text(f"begins\n{said}\nbye\n")
     found = finalize(run, FIRST, 1, Budgets(script=True))
     assert (found.cause, found.decision.restart) == (cause, cause is Cause.CRASH), found.line
-    named = find_cause(lines_of_attempt(run, FIRST, []))
+    named = find_cause(lines_of_attempt(run, FIRST, State(())))
     assert (named is not None and named.retry == "never") or cause is Cause.CRASH
 
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from hpcrun.job.history import AttemptRecord, histories, last_committed
 from hpcrun.job.policy import Budgets, decide
-from hpcrun.run.events import Attempt, Cause, Event
+from hpcrun.run.attempt import Attempt
+from hpcrun.run.journal.events import Cause, Event
+from hpcrun.run.journal.state import AttemptRecord, State
+from tests.journal import event as made
 
 CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
 PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE
@@ -238,14 +240,22 @@ def test_attempts_with_only_a_report_left_have_progress() -> None:
     ]
     assert decide(histories(log), Budgets(no_progress=3, hang=None)).restart
     # Attempts that ended while they restored count.
-    rest = [one for one in log if one.what != "trained" or one.attempt == Attempt("1", 0)]
+    rest = [one for one in log if one.tag != "trained" or one.attempt == Attempt("1", 0)]
     assert not decide(histories(rest), Budgets(no_progress=3, hang=None)).restart
 
 
 def event(what: str, restart: int = 0, job: str = "1", **more: object) -> Event:
     step = more.pop("step", None)
     cause = more.pop("cause", None)
-    return Event(what, 0.0, Attempt(job, restart), cause, step, dict(more))  # type: ignore[arg-type]
+    return made(what, Attempt(job, restart), time=0.0, cause=cause, step=step, **more)
+
+
+def histories(log: list[Event]) -> list[AttemptRecord]:
+    return State(log).attempts_of_newest_job
+
+
+def last_committed(log: list[Event]) -> int | None:
+    return State(log).committed
 
 
 def test_lives_are_read_from_the_log() -> None:

@@ -23,12 +23,14 @@ from hpcrun.job.script.watch import ScriptWatch, code_of_all
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import record as owner
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
-from hpcrun.run.events import Attempt, Cause, read_events, record_event
+from hpcrun.run.journal.events import Cause
 from hpcrun.run.record import claim
 from hpcrun.run.reports import ScriptProgress, publish
 from tests import jobs
+from tests.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 
@@ -143,7 +145,7 @@ def test_a_stop_is_committed_only_if_the_script_says_so(
     run = create(tmp_path / "a", "{}\n", {})
     note_stop(run, FIRST, StopReason.WARNING, code, saved)
     (event,) = read_events(run)
-    assert (event.what, event.cause, event.step, event.fields) == (
+    assert (event.tag, event.cause, event.step, event.own) == (
         "stopped",
         "warning",
         saved,
@@ -181,7 +183,7 @@ def test_a_stop_that_any_rank_heard_is_no_end(
     assert classification.line == "the warning signal: the script ended with exit code 0"
     assert not run.result.exists()
     (stopped,) = jobs.events(run, "stopped")
-    assert (stopped.cause, stopped.fields["committed"]) == ("warning", False)
+    assert (stopped.cause, stopped.committed) == ("warning", False)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from hpcrun.job.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures, record_failure
-from hpcrun.run.events import Attempt, read_events
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile
+from tests.journal import read_events
 
 FIRST = Attempt("7", 0)
 
@@ -113,8 +114,8 @@ def test_rank_0_asked_to_stop_starts_nothing(
 ) -> None:
     assert start(run, 0, told_to_stop) == exit_codes.DONE
     (event,) = read_events(run)
-    assert (event.what, event.cause) == ("stopped", "terminate")
-    assert event.fields == {"committed": False, "exit_code": None, "killed": True}
+    assert (event.tag, event.cause) == ("stopped", "terminate")
+    assert event.own == {"committed": False, "exit_code": None, "killed": True}
     assert start(run, 1, StopFlag()) == exit_codes.DONE
     assert "rank 0's script has stopped already" in capfd.readouterr().err
     assert not list(run.path.glob("started-*"))

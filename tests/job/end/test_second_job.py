@@ -11,9 +11,10 @@ from hpcrun.job.opening import Refused, open_attempt
 from hpcrun.job.ownership import Occupied, require_own_number
 from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import BatchJob, RanksEnd
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, read_events, record_event
 from hpcrun.run.files import read_json
+from tests.journal import read_events, record_event
 
 SECOND = Attempt("8", 0)
 
@@ -43,7 +44,7 @@ def test_a_second_job_of_a_live_run_changes_nothing(
         open_attempt(run, SECOND, Budgets(), executor="slurm")
     assert (read_json(run.owner) or {})["owner"] == "7-0"
     assert conclude(run, BatchJob(SECOND), RanksEnd(137)).code == exit_codes.BAD_INPUT
-    assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
+    assert [event.tag for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
 
@@ -88,7 +89,7 @@ def test_a_failed_setup_next_to_a_live_job_changes_nothing(
     assert (
         conclude(run, BatchJob(SECOND), RanksEnd(1, "module load x")).code == exit_codes.BAD_INPUT
     )
-    assert [event.what for event in read_events(run)[len(before) :]] == ["occupied"]
+    assert [event.tag for event in read_events(run)[len(before) :]] == ["occupied"]
     assert not run.result.exists()
 
 

@@ -36,7 +36,7 @@ def test_a_long_event_keeps_its_decision(make_run: MakeRun, tmp_path: Path) -> N
             f'"reason":"{"long " * 200}","restart_allowed":false,"last_seen":{START + 69},"exit":"12"}}\n'
         )
     (found,) = read(tmp_path / "runs")
-    fields = found.events[-1].fields
+    fields = found.journal.events[-1].own
     assert (fields["restart_allowed"], fields["last_seen"], fields["exit"]) == (
         False,
         START + 69,

@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs, scripts_of_others
 from tests.jobs import outcome
@@ -65,7 +65,7 @@ def test_a_script_without_handlers_starts_again_after_a_preemption(tmp_path: Pat
     jobs.wait_for_end(run)
     assert outcome(run) == ("finished", ["preemption"] * 4 + ["finished"])
     # Only its earlier saves remain: time limits that kill it are counted.
-    assert [event.fields["killed"] for event in jobs.events(run, "stopped")] == [True] * 4
+    assert [event.killed for event in jobs.events(run, "stopped")] == [True] * 4
     assert len(jobs.events(run, "started")) == 5
     account = jobs.result(run)["goodput"]
     assert (account["productive"], account["ettr"]) == (0, None)
@@ -105,9 +105,9 @@ def test_a_program_below_a_wrapper_saves_at_the_warning(tmp_path: Path) -> None:
         "saved-1-SIGUSR1",
     }
     (stopped,) = jobs.events(run, "stopped")
-    assert (stopped.step, stopped.fields["committed"]) == (7, True)
-    assert "killed" not in stopped.fields
-    assert jobs.events(run, "ended")[0].fields["reason"] == "preemption: the script saved step 7"
+    assert (stopped.step, stopped.committed) == (7, True)
+    assert not stopped.has("killed")
+    assert jobs.events(run, "ended")[0].reason == "preemption: the script saved step 7"
     assert [event.step for event in jobs.events(run, "started")] == [None, 7]
     told = json.loads(jobs.hpcrun("status", "wrapped", "--json", cwd=tmp_path).stdout)
     assert (told["step"], told["committed"]) == (7, 7)

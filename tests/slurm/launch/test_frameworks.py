@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Attempt
 from hpcrun.slurm.launch import jobs as run_jobs
 from tests import jobs, scripts_of_others
 from tests.frameworks import make_environment

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.events import Attempt, record_event
 from hpcrun.run.files import write_json
 from hpcrun.slurm.answers import is_over
 from hpcrun.slurm.launch import jobs, stopping
+from tests.journal import record_event
 
 
 @pytest.fixture

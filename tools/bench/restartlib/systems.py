@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.events import Event, read_events
+from hpcrun.run.journal.events import Event
+from hpcrun.run.journal.journal import Journal
 from restartlib.marks import begun_at
 from restartlib.place import Mark, Place, programs
 
@@ -46,7 +47,7 @@ class Hpcrun:
 
     def saves(self) -> int:
         """Return the number of committed saves."""
-        return sum(event.what == "saved" for event in self._events())
+        return sum(event.tag == "saved" for event in self._events())
 
     def launchers(self) -> list[int]:
         """Return the processes that end with the ranks: srun."""
@@ -80,7 +81,7 @@ class Hpcrun:
         return "\n".join([*map(str, self._events()), *told])
 
     def _events(self) -> list[Event]:
-        return list(read_events(self.run)) if self.run.events.exists() else []
+        return list(Journal(self.run).read().events) if self.run.events.exists() else []
 
 
 class Launcher:
@@ -176,7 +177,7 @@ def process_start(pid: int) -> float:
 
 
 def _first(events: list[Event], what: str) -> float:
-    return next((event.time for event in events if event.what == what), 0.0)
+    return next((event.time for event in events if event.tag == what), 0.0)
 
 
 def _mark(marks: list[Mark], what: str) -> float:
