@@ -36,8 +36,8 @@ def test_a_failed_last_save_gives_code_74(bench, calm):
     assert jobs.final_state(run) == jobs.final_state(calm)
 
 
-def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
-    """The rank on that node ends before its attempt has started."""
+def test_a_folder_missing_on_one_node_costs_a_restart(bench):
+    """The rank on that node ends before its attempt has started; other nodes may have the folder."""
     folder = bench.folder / "of-some" / "place"
     bench.slurm.run(["mkdir", "-p", str(folder)])
     shutil.copy(bench.folder / "probe.py", folder)
@@ -46,13 +46,13 @@ def test_a_missing_folder_on_one_node_ends_a_new_run(bench):
     try:
         words = bench.arguments("lacks", "--runs-dir", str(bench.folder / "runs"))
         words[words.index("empty.yaml")] = str(bench.folder / "empty.yaml")
+        words.append("restarts.crash=1")
         bench.slurm.run(bench.command(*words), cwd=folder, env=bench.environ())
         run = bench.run("lacks")
         assert bench.wait_for_end(run) == "FAILED", bench.story(run)
     finally:
         bench.slurm.run(["umount", hidden], host="node2", user="root")
-    assert bench.causes(run) == ["bad-input"]
-    (end,) = jobs.events(run, "ended")
-    reason = end.reason
+    assert bench.causes(run) == ["crash"] * 2
+    reason = jobs.events(run, "ended")[0].reason
     assert "rank 1 on node2" in reason
     assert "cannot be entered: No such file or directory" in reason
