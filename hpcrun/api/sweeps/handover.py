@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpcrun.api.interrupts import noted
 from hpcrun.api.submission.handover import ENDINGS, stop_if_interrupted, written
@@ -218,7 +219,7 @@ def _record(
     now = round(time.time(), 3)
     for one in given:
         job = one.planned.element.config.job
-        known = {
+        known: dict[str, Any] = {
             **({"cluster": cluster} if cluster else {}),
             **({"name": one.name} if one.name else {}),
         }
