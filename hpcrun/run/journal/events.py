@@ -413,7 +413,7 @@ def to_event(line: Mapping[str, Any]) -> Event | None:
         if "job" in rest:
             restart, in_place = int(rest.pop("restart", 0)), int(rest.pop("in_place", 0))
             values["attempt"] = _attempt(str(rest.pop("job")), restart, in_place)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     cause, step = rest.pop("cause", None), rest.pop("step", None)
     if not isinstance(cause, str | None) or not isinstance(step, int | None):
