@@ -43,7 +43,7 @@ def exclude_bad_nodes(
         return
     facts = slurm.parse_show_job(shown.stdout)
     journal = Journal(run)
-    state = journal.read()
+    state = classification.state or journal.read()
     request = request_of(facts, _nodes_of(state, attempt))
     least = _least_nodes(state)
     if least is not None:

@@ -37,6 +37,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from hpcrun.run.journal.events import CancelRequested, Cause, Ended, GivenUp, RequeueFailed
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 
 if TYPE_CHECKING:
     from hpcrun.nodes.job_nodes import JobNodes
@@ -97,19 +98,21 @@ def finalize_attempt(
         OSError: the run directory cannot be read or written.
     """
     config = load_own(run)
-    _require_owned(run, attempt)
+    # Slurm's answer may take seconds: a request that came meanwhile counts.
+    ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
+    state = Journal(run).read()
+    _require_owned(run, state, attempt)
     if setup is not None:
         # No rank has asked.
         try:
-            require_free(run, attempt)
+            require_free(run, attempt, state)
         except Occupied as taken:
             raise RunTakenOver(str(taken), exit_codes.BAD_INPUT) from taken
-    ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     if stuck is not None and ending.word is None:
         ending = replace(ending, word="node-failure", why=f"Slurm created no step: {stuck}")
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
     budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
-    found = finalize(run, attempt, exit_code, budgets, ending, setup=setup)
+    found = finalize(run, attempt, exit_code, budgets, ending, setup=setup, state=state)
     about = notifying.Notification(
         found.notification,
         attempt,
@@ -126,13 +129,13 @@ def finalize_attempt(
     return EndedAttempt(found, config, sender)
 
 
-def _require_owned(run: RunDirectory, attempt: Attempt) -> None:
-    newer = Journal(run).read().successor(attempt)
+def _require_owned(run: RunDirectory, state: State, attempt: Attempt) -> None:
+    newer = state.successor(attempt)
     if newer is not None:
         # Slurm took this node for dead and started the job elsewhere.
         words = f"{newer.owner} owns the run now; {attempt.owner} leaves the run unchanged"
         raise RunTakenOver(words, exit_codes.FAILED)
-    refused = refusal(run, attempt)
+    refused = refusal(run, state, attempt)
     if refused is not None:
         raise RunTakenOver(refused, exit_codes.BAD_INPUT)
 
@@ -230,18 +233,18 @@ def requeue_after_kill(run: RunDirectory, job: BatchJob, *, own_script: bool) ->
     """
     clock, why = Clock(), "the batch step was killed"
     _say(why)
-    attempts = Journal(run).read().attempts
-    known = [one for one in attempts if one.attempt.is_of_start(job.attempt)]
+    state = Journal(run).read()
+    known = [one for one in state.attempts if one.attempt.is_of_start(job.attempt)]
     attempt = known[-1].attempt if known else job.attempt
     ended, ranks = None, RanksEnd(128 + signal.SIGKILL)
     try:
         if known and known[-1].cause:
-            _require_owned(run, attempt)
+            _require_owned(run, state, attempt)
             ended = _recorded_end(run, attempt)
         ended = ended or _finalized(run, attempt, ranks, clock, Ending("node-failure", why=why))
         found = ended.classification
         if not found.decision.restart and not run.result.exists():
-            conclude_run(run, Journal(run).read(), found)
+            conclude_run(run, found.state or state, found)
     except RunTakenOver as other:
         _say(str(other))
         return other.code
@@ -337,7 +340,7 @@ class _NextStart:
         """Return why the run cannot start again as a new step of the job, or None. Ends the old step."""
         attempt, job, found = self.attempt, self.ended.job, self.ended.classification
         try:
-            state = Journal(self.run).read()
+            state = found.state or Journal(self.run).read()
         except OSError as error:
             return str(error)
         obstacle = in_place.attempt_obstacle(
@@ -369,12 +372,19 @@ class _NextStart:
         arrived = arrived_signals()
         if obstacle is None and arrived:
             obstacle = f"{min(arrived).name} arrived"
-        if obstacle is None and self._reason() == "cancelled":
-            obstacle = "the run is cancelled"
-        with contextlib.suppress(OSError):
-            if obstacle is None and Journal(self.run).read().asked_to_requeue(attempt):
-                obstacle = "`hpcrun preempt` asked for a requeue"
-        return obstacle
+        return obstacle or self._request()
+
+    def _request(self) -> str | None:
+        """Return the request of a person against a start in place, as far as files can be read."""
+        try:
+            state = Journal(self.run).read()
+        except OSError as error:
+            self._complain_of_log(error)
+            state = State(())
+        if reason_given(self.run, self.attempt, state) == "cancelled":
+            return "the run is cancelled"
+        asked = state.asked_to_requeue(self.attempt)
+        return "`hpcrun preempt` asked for a requeue" if asked else None
 
     def requeue(self) -> Conclusion:
         """Let Slurm start the job again."""
@@ -405,10 +415,13 @@ class _NextStart:
     def _reason(self) -> str | None:
         """Return the reason of a person or of Slurm to end the attempt, as far as files can be read."""
         try:
-            return reason_given(self.run, self.attempt)
+            return reason_given(self.run, self.attempt, Journal(self.run).read())
         except OSError as error:
-            complain(f"{self.run.events}: {error.strerror}; only the reason from Slurm is known")
+            self._complain_of_log(error)
             return scheduler_word(batch_log(self.run, self.attempt))
+
+    def _complain_of_log(self, error: OSError) -> None:
+        complain(f"{self.run.events}: {error.strerror}; only the reason from Slurm is known")
 
     def _cancelled(self) -> int:
         _say("cancelled after its end: it is not started again")

@@ -6,7 +6,7 @@ cluster's controller): a rank that was killed can decide nothing.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Classification:
     """The end of an attempt and what follows.
 
     ``step``: the newest committed step. ``diagnosis``: the first failure, if any. ``notification``: the name
-    of the notification about the end; empty: none.
+    of the notification about the end; empty: none. ``state``: the state with this end, if it was read.
     """
 
     cause: Cause
@@ -77,6 +77,7 @@ class Classification:
     decision: Decision
     diagnosis: Diagnosis | None
     notification: str = ""
+    state: State | None = field(default=None, compare=False)
 
 
 def finalize(
@@ -87,6 +88,7 @@ def finalize(
     ending: Ending = NO_ENDING,
     *,
     setup: str | None = None,
+    state: State | None = None,
 ) -> Classification:
     """Classify the end, append ``ended`` to the event log, and write result.json if no restart follows.
 
@@ -96,12 +98,13 @@ def finalize(
             function itself, and does not see later failures of other ranks.
         ending: the scheduler's part in the end.
         setup: the command of the batch script that failed before the ranks started.
+        state: the state of the run, if it has been read.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     journal = Journal(run)
-    state = journal.read()
+    state = journal.read() if state is None else state
     if budgets is None and not state.has_opened(attempt):
         final = Decision(False, "the start was refused")
         return Classification(Cause.BAD_INPUT, state.committed, "not opened", final, None)
@@ -146,7 +149,7 @@ def finalize(
     )
     journal.append(ended)
     state = state.after(ended)
-    found = Classification(cause, step, line, decision, diagnosis, about)
+    found = Classification(cause, step, line, decision, diagnosis, about, state)
     # A job that did no work must not replace the result of a finished run.
     finished = (read_json(run.result) or {}).get("state") == "finished"
     if not decision.restart and (state.has_opened(attempt) or not finished):

@@ -52,12 +52,13 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
-    if facts.get("executor") == "slurm":
-        require_free(run, attempt)
-        require_own_number(run, attempt)
-        _require_new(run, attempt)
     journal = Journal(run)
-    before = state = with_lost_announcement(run, journal.read())
+    state = journal.read()
+    if facts.get("executor") == "slurm":
+        require_free(run, attempt, state)
+        require_own_number(run, attempt, state)
+        _require_new(run, attempt, state)
+    before = state = with_lost_announcement(run, state)
     for record in before.attempts:
         if record.cause is None and record.attempt != attempt:
             cause, reason = _end_of(run, before, record, attempt)
@@ -102,12 +103,12 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
         raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
 
 
-def _require_new(run: RunDirectory, attempt: Attempt) -> None:
+def _require_new(run: RunDirectory, attempt: Attempt, state: State) -> None:
     """Raise Refused if an earlier srun of the same allocation (salloc) has opened this attempt.
 
     Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
     """
-    if Journal(run).read().has_opened(attempt):
+    if state.has_opened(attempt):
         raise Refused(
             f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
             f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"

@@ -48,7 +48,7 @@ class Occupied(UserError):
     """Another job has the run."""
 
 
-def require_free(run: RunDirectory, attempt: Attempt) -> None:
+def require_free(run: RunDirectory, attempt: Attempt, state: State) -> None:
     """Check that no other job of this cluster has the run or waits to continue it.
 
     The logged refusal belongs to no attempt, so it changes nothing for the other job.
@@ -57,7 +57,7 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
         Occupied: another job does.
         OSError: the run directory cannot be written.
     """
-    job = _job_before(Journal(run).read(), attempt)
+    job = _job_before(state, attempt)
     view = query_job(job) if job is not None else None
     # A COMPLETING job has been asked to end, and its ranks will see the new owner.
     if view is None or is_over(view.state) or view.being_ended:
@@ -66,7 +66,7 @@ def require_free(run: RunDirectory, attempt: Attempt) -> None:
     raise Occupied(_line(run, attempt, str(job)))
 
 
-def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
+def require_own_number(run: RunDirectory, attempt: Attempt, state: State) -> None:
     """Check that no job of another cluster has opened the run under the same number: both use one log folder.
 
     Raises:
@@ -74,7 +74,7 @@ def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
         OSError: the run directory cannot be read.
     """
     here = os.environ.get("SLURM_CLUSTER_NAME")
-    for event in Journal(run).read().openings if here else ():
+    for event in state.openings if here else ():
         if event.attempt and event.attempt.job == attempt.job:
             there = event.cluster or here
             if there != here:
@@ -84,9 +84,9 @@ def require_own_number(run: RunDirectory, attempt: Attempt) -> None:
                 )
 
 
-def refusal(run: RunDirectory, attempt: Attempt) -> str | None:
+def refusal(run: RunDirectory, state: State, attempt: Attempt) -> str | None:
     """Return the message with which `require_free` has refused ``attempt``, or None."""
-    for event in Journal(run).read().of_kind(FoundOccupied):
+    for event in state.of_kind(FoundOccupied):
         if event.refused == attempt.owner:
             return _line(run, attempt, str(event.holder))
     return None

@@ -16,7 +16,7 @@ from hpcrun import slurm
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.state import State
 
 SchedulerWord = Literal["preemption", "cancelled", "time-limit", "node-failure"]
 
@@ -162,9 +162,9 @@ def _limit_near(view: JobView, lead: float) -> bool:
     return view.end_time - time.time() <= lead + EARLY
 
 
-def reason_given(run: RunDirectory, attempt: Attempt) -> str | None:
+def reason_given(run: RunDirectory, attempt: Attempt, state: State) -> str | None:
     """Return the reason to end the attempt that a person or Slurm has recorded so far, or None."""
-    if Journal(run).read().asked_to_end(attempt):
+    if state.asked_to_end(attempt):
         return "cancelled"
     return scheduler_word(batch_log(run, attempt))
 

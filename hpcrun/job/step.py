@@ -42,6 +42,7 @@ from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS, Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import HeldFolder, make_log_folder
+from hpcrun.run.journal.journal import Journal
 from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
 from hpcrun.slurm.batch_environment import (
     inherited_options,
@@ -259,7 +260,7 @@ def _run_attempts(
     attempt = job.attempt
     # A file server that does not answer costs the attempt and not the run.
     with contextlib.suppress(OSError):
-        require_own_number(run, attempt)
+        require_own_number(run, attempt, Journal(run).read())
     if own_script:
         _prepare_logs(run, attempt)
     if again and failed is None and run.attempt_logs(attempt).exists():

@@ -87,6 +87,7 @@ def test_a_field_of_another_type_counts_as_missing(line: dict[str, Any], value: 
         {"event": "saved", "step": "ten"},
         {"event": "ended", "cause": 3},
         {"event": "opened", "job": "1", "restart": "x"},
+        {"event": "opened", "job": "1", "restart": float("inf")},
         {"time": 1.0},
     ],
 )

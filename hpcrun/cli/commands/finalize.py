@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not ended.classification.decision.restart:
         return final_code(ended.classification, arguments.exit_code)
     obstacle = attempt_obstacle(
-        Journal(directory).read(),
+        ended.classification.state or Journal(directory).read(),
         attempt,
         ended.classification.cause,
         wanted=ended.config.restarts.in_place,

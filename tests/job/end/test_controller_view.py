@@ -16,6 +16,7 @@ from hpcrun.job.scheduler_view import (
 )
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
+from tests.journal import read_events
 
 RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
 FIRST = Attempt("7", 0)
@@ -126,9 +127,9 @@ def test_a_killed_batch_script_is_no_cancellation(
 
 
 def test_a_cancellation_during_the_verdict_is_read(site: Site) -> None:
-    assert reason_given(site.run, FIRST) is None
+    assert reason_given(site.run, FIRST, read_events(site.run)) is None
     site.log.write_text(f"{site.log.read_text()}{CANCELLED}\n")
-    assert reason_given(site.run, FIRST) == "cancelled"
+    assert reason_given(site.run, FIRST, read_events(site.run)) == "cancelled"
 
 
 @pytest.mark.parametrize(("state", "near"), [("RUNNING", True), ("COMPLETING", False)])

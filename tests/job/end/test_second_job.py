@@ -122,11 +122,11 @@ def test_a_job_number_of_another_cluster_is_refused(
     attempt = Attempt("9", 0)
     record_event(run, "opened", attempt=attempt, executor="slurm", cluster="one")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "one")
-    require_own_number(run, attempt)
+    require_own_number(run, attempt, read_events(run))
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "two")
     before = read_events(run)
     for refuse in (
-        lambda: require_own_number(run, attempt),
+        lambda: require_own_number(run, attempt, read_events(run)),
         lambda: open_attempt(run, attempt, Budgets(), executor="slurm"),
     ):
         with pytest.raises(

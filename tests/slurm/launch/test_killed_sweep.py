@@ -157,7 +157,7 @@ def test_a_kill_before_sbatch_leaves_everything_to_the_same_line(
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("append_line", 3),
+        ("Journal", 3),
         pytest.param("_record", 1, marks=pytest.mark.slow),
         pytest.param("sync_file_system", 1, marks=pytest.mark.slow),
     ],
