@@ -36,7 +36,12 @@ def state_in_words(state: RunState, journal: State, now: float, overdue: str = "
     return _with_detail(state.word, own_message_first(state.detail))
 
 
-_OF_RANK = re.compile(r"(?P<rank>rank \d+ on [^\s:]+): (?P<message>[^;]+)(?P<rest>.*)", re.DOTALL)
+# The command of a script may have semicolons too.
+_OF_RANK = re.compile(
+    r"(?P<rank>rank \d+ on [^\s:]+): "
+    r"(?P<message>ScriptFailed: .+? (?:ended|was killed) [^;]*|[^;]+)(?P<rest>.*)",
+    re.DOTALL,
+)
 
 
 def own_message_first(detail: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcrun import slurm
 from hpcrun.api.places import home_path, runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.api.submission.requests import how_to_submit
@@ -17,6 +18,7 @@ from hpcrun.config.fields import Section
 from hpcrun.config.layers import merge
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
+from hpcrun.slurm.launch.slurm_jobs import PATIENCE
 from hpcrun.tasks import BUILTIN
 
 
@@ -43,7 +45,33 @@ def runs_dir(arguments: argparse.Namespace) -> Path:
 
 def find_run(arguments: argparse.Namespace) -> RunDirectory:
     """Return the run that RUN names; raises RunError if there is none."""
-    return find(arguments.run, runs_dir(arguments))
+    return find_named(arguments.run, runs_dir(arguments))
+
+
+def find_named(name: str, folder: Path) -> RunDirectory:
+    """Return the run ``name`` of ``folder``.
+
+    Raises:
+        RunError: there is no such run; the text names this user's jobs of this name in Slurm.
+    """
+    try:
+        return find(name, folder)
+    except RunError as error:
+        jobs = _jobs_named(name) if str(error).startswith(f"{name}: no such run") else []
+        if not jobs:
+            raise
+        raise RunError(
+            f"{error}; Slurm has your job {', '.join(jobs)} of this name: give the folder of its run with "
+            f"--runs-dir, or, if that was deleted, end it with `scancel {' '.join(jobs)}`"
+        ) from error
+
+
+def _jobs_named(name: str) -> list[str]:
+    # A comma would separate names, and a path is no job's name.
+    if not re.fullmatch(r"[\w.+=-]+(/\d+)?", name):
+        return []
+    listed = slurm.run(slurm.squeue_named_command(name.replace("/", "-")), timeout=PATIENCE)
+    return list(dict.fromkeys(listed.stdout.split())) if listed.returncode == 0 else []
 
 
 def find_run_instead(target: str, folder: Path, missing: str) -> RunDirectory:

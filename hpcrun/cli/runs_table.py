@@ -8,10 +8,11 @@ from tqdm.utils import disp_len
 
 from hpcrun.api.overview import StatusEntry, folded, sweep_entries
 from hpcrun.api.state_words import restarts_in_words
+from hpcrun.cli.arguments import find_named
 from hpcrun.cli.output import aligned
 from hpcrun.errors import UserError
 from hpcrun.printing import escaped
-from hpcrun.run.directory import RunDirectory, RunError, find
+from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.sweep_file import is_element, is_sweep
 
 Row = Mapping[str, Any]
@@ -148,7 +149,7 @@ def chosen(names: Sequence[str], runs_dir: Path) -> list[StatusEntry]:
     for name in names:
         places = [place.absolute() for place in (runs_dir / name, Path(name))]
         sweep = next(filter(is_sweep, places), None)
-        entries += sweep_entries(sweep) if sweep else [_entry(find(name, runs_dir))]
+        entries += sweep_entries(sweep) if sweep else [_entry(find_named(name, runs_dir))]
     return entries if names else _everything(runs_dir)
 
 

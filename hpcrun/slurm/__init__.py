@@ -40,6 +40,7 @@ from hpcrun.slurm.commands import (
     show_config,
     sinfo_command,
     squeue_command,
+    squeue_named_command,
     squeue_steps_command,
 )
 from hpcrun.slurm.notation import seconds, unix_time
@@ -79,6 +80,7 @@ __all__ = [
     "show_config",
     "sinfo_command",
     "squeue_command",
+    "squeue_named_command",
     "squeue_steps_command",
     "unix_time",
 ]

@@ -33,6 +33,11 @@ def squeue_command(job_ids: Sequence[str]) -> list[str]:
     ]
 
 
+def squeue_named_command(name: str) -> list[str]:
+    """Build the query for this user's jobs of that name that have not ended."""
+    return ["squeue", "--noheader", "--me", "--format=%A", f"--name={name}"]
+
+
 def srun_help_command() -> list[str]:
     """Build the call that prints srun's options, with those of the plugins of this site."""
     return ["srun", "--help"]

@@ -100,6 +100,7 @@ CRASH = "1 crash, 0 allowed (restarts.crash)"
     [
         ("rank 0 on n1: ValueError: 7 at a.py:3", "ValueError: 7 at a.py:3 (rank 0 on n1)"),
         ("rank 12 on n1.site: ScriptFailed: run.sh: exit code 3", "run.sh: exit code 3 (rank 12 on n1.site)"),
+        ("rank 0 on n1: ScriptFailed: sh a; b ended with code 1", "sh a; b ended with code 1 (rank 0 on n1)"),
         ("rank 3 on gpu07: RuntimeError: shape mismatch", "RuntimeError: shape mismatch (rank 3 on gpu07)"),
         ("the partition is gone", "the partition is gone"),
     ],

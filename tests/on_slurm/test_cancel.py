@@ -136,6 +136,9 @@ def test_a_pending_job_is_canceled_and_never_lost(bench):
     held = {"job.sbatch_args": ["--hold"]}
     bench.submit("ours", **held)
     theirs = bench.submit("theirs", **held)
+    # The run of a live job may be in another folder, or deleted.
+    lost = bench.hpcrun("cancel", "theirs", "--runs-dir", "elsewhere", check=False)
+    assert f"`scancel {bench.job(theirs)}`" in lost.stderr
     assert "is cancelled" in bench.hpcrun("cancel", "ours").stdout
     bench.slurm.run(["scancel", bench.job(theirs)])
     told = bench.hpcrun("status").stdout

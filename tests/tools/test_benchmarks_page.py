@@ -22,6 +22,7 @@ tools/bench/restart.py --rounds 1 --cases crash --systems "in place"
 tools/bench/build_memory.py --ranks 2 --width 64 --layers 2
 tools/bench/scale.py --quick
 tools/bench/casts.py --width 32 --vocabulary 256
+tools/bench/journal.py --events 50
 tools/bench/network_model.py --gpu a100-80
 tools/bench/graphs.py --layers 3
 tools/bench/estimate_published.py --only "llm-foundry 13B"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from hpcrun.api.interrupts import wait_for_ends
 from hpcrun.api.sweeps.handle import Cancelled, cancel_sweep
-from hpcrun.cli.arguments import add_runs_dir, runs_dir
+from hpcrun.cli.arguments import add_runs_dir, find_named, runs_dir
 from hpcrun.cli.output import print_end
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
-from hpcrun.run.directory import RunDirectory, find
+from hpcrun.run.directory import RunDirectory
 from hpcrun.run.sweep_file import is_sweep
 from hpcrun.slurm.launch import stopping
 
@@ -59,7 +59,7 @@ def _folder(name: str, arguments: argparse.Namespace) -> Path:
     for folder in (runs_dir(arguments) / name, Path(name)):
         if is_sweep(folder):
             return folder.absolute()
-    return find(name, runs_dir(arguments)).path
+    return find_named(name, runs_dir(arguments)).path
 
 
 def _cancel_run(run: RunDirectory, now: bool, only: bool) -> Cancelled:

@@ -19,7 +19,7 @@ from hpcrun import exit_codes
 from hpcrun.diagnose.causes import LOG_ENDS, OWN_EXIT
 from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.diagnose.script_log import ScriptError
-from hpcrun.job.script.starters import PYTHON
+from hpcrun.job.script.starters import is_python_program
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
@@ -79,8 +79,8 @@ class ScriptEnd:
     @property
     def _own_exit(self) -> bool:
         """True if a Python program chose its exit code: an exception leaves a traceback."""
-        python = bool(self.command) and PYTHON.fullmatch(Path(self.command[0]).name)
-        return bool(python) and self.code == 1 and self.error.quiet and self.error.rank is None
+        own = self.code == 1 and self.error.quiet and self.error.rank is None
+        return own and is_python_program(self.command)
 
     @property
     def _raised(self) -> bool:

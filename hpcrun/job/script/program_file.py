@@ -28,7 +28,7 @@ def require_runnable(command: Sequence[str], folder: Path) -> None:
     """
     name = command[0]
     file = folder / name
-    if not file.is_file():
+    if not _is_file(file):
         _refuse_words(command)
         return
     if "/" not in name and shutil.which(name):
@@ -48,6 +48,24 @@ def require_runnable(command: Sequence[str], folder: Path) -> None:
             f"{name}: has no first line such as #!/bin/bash, so Linux knows no interpreter for it; "
             f"did you mean `{starter or 'bash'} {name}`?"
         )
+
+
+def _is_file(program: Path) -> bool:
+    """Return True for a file; raises UserError if it, or the program to which it links, is out of reach."""
+    try:
+        return program.is_file()
+    except PermissionError as error:
+        try:
+            # The Python of an environment may be in a home directory that is closed to other users.
+            base = program.readlink()
+            base = base if base.is_absolute() else (program.parent / base).readlink()
+        except OSError:
+            base = program
+        where = "" if base == program else f", as a link to {base}"
+        raise UserError(
+            f"{program}: you have no permission to reach it{where}; ask its owner, or use a program or an "
+            "environment of your own"
+        ) from error
 
 
 def _refuse_words(command: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,10 @@ PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
 _SHELL_SCRIPT = re.compile(r"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s*)?)?(?:ba|da|k|z)?sh\b")
+# pip writes the second form if the path of the interpreter is long or has a blank.
+_PYTHON_SCRIPT = re.compile(
+    r"#![^\n]*?[/ ]python[\d.]*(?:[ \r\n]|$)|#!/bin/sh\n'''exec' \"?/[^\n]*/python[\d.]*\"? "
+)
 # Programs that start another program: the letters of their options with a value, and the number of words
 # between the options and the program.
 _WRAPPERS: Mapping[str, tuple[str, int]] = {
@@ -150,6 +155,19 @@ def shell_runs(words: Sequence[str]) -> tuple[bool, str]:
         if word.endswith(("o", "O")):
             next(rest, None)
     return True, ""
+
+
+def is_python_program(command: Sequence[str]) -> bool:
+    """Return True if Python runs ``command`` itself: an interpreter, or a script that pip made for one.
+
+    The launchers of ranks are other programs: their exit code stands for that of a rank.
+    """
+    if not command or Path(command[0]).name in LAUNCHERS | MPI_STARTERS:
+        return False
+    if PYTHON.fullmatch(Path(command[0]).name):
+        return True
+    file = shutil.which(command[0])
+    return file is not None and bool(_PYTHON_SCRIPT.match(read_script(Path(file))))
 
 
 def read_script(path: Path) -> str:

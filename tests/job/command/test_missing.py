@@ -158,3 +158,23 @@ def test_a_script_without_its_interpreter_is_refused(
     assert not refused("./train.py", tmp_path)
     assert not refused("./tool source 'python train.py'", tmp_path)
     assert not refused("python train.py", tmp_path)
+
+
+def test_a_python_behind_a_closed_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may enter every folder, so the refusal of Linux is planted."""
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "python").symlink_to("python3")
+    (tmp_path / "python3").symlink_to("/closed/python3")
+    monkeypatch.setattr(Path, "is_file", closed)
+    for name, where in (
+        ("./python", "it, as a link to /closed/python3;"),
+        ("./python3", "it, as a link to /closed/python3;"),
+        ("./tool", "it; ask its owner"),
+    ):
+        with pytest.raises(UserError, match=where):
+            require_there([name, "t.py"], tmp_path, launched=False, here=False, prepared_by=[])

@@ -114,13 +114,24 @@ def test_a_failed_end_has_its_own_message_or_its_code() -> None:
         ("python t.py", "Connection refused\n", ""),  # a server may answer later
         ("python t.py", "Traceback (most recent call last):\nE: a\n" + "x\n" * 40 + "bad\n", ""),
         ("bash t.sh", "no data\n", ""),
+        ("pip-made nb", "no notebook\n", "exit code 1 after 'no notebook'"),
+        ("pip-made-long nb", "no notebook\n", "exit code 1 after 'no notebook'"),
+        ("torchrun t.py", "no data\n", ""),  # stands for any of its ranks
         ("python t.py", "", ""),
         ("python t.py", "hpcrun: WARNING: n1: no GPU driver\n", ""),
     ],
 )
 def test_a_python_program_that_ends_itself_twice_fails_equally(
-    words: str, log: str, line: str, tmp_path: Path
+    words: str, log: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, first in (
+        ("pip-made", "#!/e/bin/python3.11\n"),
+        ("pip-made-long", '#!/bin/sh\n\'\'\'exec\' "/e f/bin/python" "$0" "$@"\n'),
+        ("torchrun", "#!/usr/bin/env python3\n"),
+    ):
+        (tmp_path / name).write_text(first)
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "log").write_text(log)
     end = ScriptEnd(words.split(), 1, script_error(tmp_path / "log", 1))
     found = first_cause([end.failure(0, None)], [])
