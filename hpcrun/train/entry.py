@@ -192,7 +192,8 @@ def run_attempt(
         unfit = isinstance(error, NodeUnfit)
         # The nodes of an earlier start were fit, or may have been.
         worked = attempt.label != "0" or has_trained(run, attempt)
-        if not error.certain and (may_pass_by_cause(error) or passing(error) == "node"):
+        own = error.certain or isinstance(error, RunError)  # For example checkpoints that are gone.
+        if not own and (may_pass_by_cause(error) or passing(error) == "node"):
             # For example a task that reads its tokenizer from a server, or data that are not mounted here.
             return fail(run, attempt, rank, error, position)
         if rank == 0 and not (unfit and worked):
