@@ -18,6 +18,7 @@ SCHEDULER = "scheduler"
 
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(: .*)?$")
+_FRAME = re.compile(r'\s+File ".+", line \d+')
 # Python prints these tracebacks and continues.
 _UNRAISED = ("Exception ignored in", "--- Logging error ---")
 # The exception ends a thread; the program continues.
@@ -217,7 +218,9 @@ class Sightings:
         if not certain and kind.handled:
             return
         entry, frames = kind.entry, ""
-        if entry is not None or raised:
+        # A line of source may have the words of a message that was not raised.
+        source = ended == "source"
+        if (entry is not None and not source) or raised:
             frames = self._frames_of(line)
             entry = of_traceback(entry, frames)
         quiet = not certain and kind.warning
@@ -228,7 +231,7 @@ class Sightings:
         if entry is not None:
             if entry.id == OTHER_MODEL:
                 self._keys.setdefault((line.file, line.rank), LoadedKeys()).add(line.text)
-            self._keep(replace(sighting, quiet=quiet and entry.level > 0))
+            self._keep(replace(sighting, quiet=(quiet or source) and entry.level > 0))
             if "ank " in line.text:
                 self.positions.add(line.text, line.rank)
         elif certain:
@@ -262,7 +265,7 @@ class Sightings:
         return (line.file, line.rank) in self._tracebacks
 
     def _follow_traceback(self, line: LogLine) -> str:
-        """Return "raised", "thread" or "ignored" for the exception at the end of a traceback; else ""."""
+        """Return "raised", "thread" or "ignored" for the end of a traceback, "source" for source; else ""."""
         source, text = (line.file, line.rank), line.text
         opened = self._tracebacks.get(source)
         if text.startswith(_UNRAISED):
@@ -287,6 +290,7 @@ class Sightings:
                     return way
             elif len(frames := self._frames.setdefault(source, [])) < _MOST_FRAMES:
                 frames.append(text)
+                return "source" if len(frames) > 1 and _FRAME.match(frames[-2]) else ""
         return ""
 
     def _keep(self, sighting: Sighting) -> None:

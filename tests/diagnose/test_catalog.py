@@ -20,6 +20,7 @@ def _read(*names: str) -> list[Any]:
 EXCERPTS: dict[str, str] = {}
 for part in _read("catalog", *(f"catalog-{n}" for n in range(2, 6))):
     EXCERPTS |= part
+FORMS: dict[str, list[str]] = _read("forms")[0]
 HEALTHY: dict[str, str] = _read("healthy")[0]
 UNSEEN: list[dict[str, Any]] = [item for part in _read("unseen", "unseen-2") for item in part]
 
@@ -43,6 +44,15 @@ def test_an_entry_finds_its_excerpt(name: str) -> None:
     assert found.evidence[0].line >= 1
     (entry,) = (entry for entry in entries() if entry.id == name)
     assert entry.search(found.evidence[0].text)
+
+
+@pytest.mark.parametrize(
+    ("name", "log"), [(name, log) for name, logs in FORMS.items() for log in logs]
+)
+def test_an_entry_finds_other_forms_of_its_message(name: str, log: str) -> None:
+    found = diagnosis(log)
+    assert found is not None
+    assert found.id == name
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,7 @@ def test_a_program_that_went_on_has_no_cause(name: str) -> None:
 
 def test_the_word_filter_loses_no_line_that_an_entry_matches() -> None:
     logs = [*EXCERPTS.values(), *(item["log"] for item in UNSEEN)]
+    logs += [log for logs_of_entry in FORMS.values() for log in logs_of_entry]
     for line in (line for log in logs for line in log.splitlines()):
         if any(entry.search(line) for entry in entries()):
             assert may_match(line), line

@@ -48,6 +48,19 @@ def test_the_own_error_of_a_rank_comes_before_reports() -> None:
     assert found.confidence == "high"
 
 
+@pytest.mark.parametrize("label", ["", "[rank1]: "])
+def test_a_line_of_source_is_no_message(label: str) -> None:
+    traceback = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in main',
+        '    raise OSError("CUDA out of memory" if full else "No space left on device") from first',
+    )
+    lines = [f"{label}{line}" for line in (*traceback, "ModuleNotFoundError: No module named 'a'")]
+    assert cause(*lines).id == "module-missing"
+    assert cause(*lines[:3], f"{label}ValueError: the loss is not finite").id == "exception"
+    assert cause(*lines[:3], f"{label}{OUT_OF_MEMORY}").id == "gpu-out-of-memory"
+
+
 def test_bash_tells_the_signal_that_ended_a_program() -> None:
     script = "/var/spool/slurmd/job00017/slurm_script: line 8: "
     for text, expected in (
