@@ -110,7 +110,7 @@ class NodeState:
 
     ``heard``: the last message; None: the node is not watched, because no agent has connected yet, or it has
     ended. ``unreached``: since then the node's kernel does not answer. ``door``: the port on which the agent
-    answers other nodes.
+    answers other nodes. ``answered``: start of the newest probe that the kernel did not leave unanswered.
     """
 
     heard: float | None = None
@@ -118,6 +118,7 @@ class NodeState:
     address: str = ""
     door: int = 0
     unreached: float | None = None
+    answered: float = 0.0
     probed: bool = False
 
 
@@ -412,8 +413,8 @@ class NodeWatch:
             node
             for node, state in self._states.items()
             if node not in self.lost and state.connection is None and state.unreached is None
-            # A probe that is under way may still find the node unreachable.
-            if is_silent(state, now, self._limits) and not state.probed
+            # A busy host may be late: only a probe after the silence shows that the node is up.
+            if is_silent(state, state.answered, self._limits)
         ]
         for node in ended:
             self._states[node].heard = None
@@ -425,8 +426,9 @@ class NodeWatch:
         answer = kernel_answers(state.address, state.door, self._limits.unreached)
         if answer is False:
             state.unreached = state.unreached or began
-        elif answer:
-            state.unreached = None
+        else:
+            state.answered = began
+            state.unreached = None if answer else state.unreached
         time.sleep(_TICK)
         state.probed = False
 

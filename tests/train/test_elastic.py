@@ -70,9 +70,8 @@ class Streamed(Exact):
 
 
 def config(**overrides):
-    return resolve(
-        [override_layer(f"{key.replace('__', '.')}={value}" for key, value in overrides.items())]
-    )
+    words = [f"{key.replace('__', '.')}={value}" for key, value in overrides.items()]
+    return resolve([override_layer(words)])
 
 
 @given(
