@@ -159,7 +159,8 @@ def annotations(trees: dict[str, ast.Module], rooms: set[str]) -> list[str]:
 
 def text_comparisons(trees: dict[str, ast.Module]) -> list[str]:
     """Return the comparisons of an event's kind with text, outside the module that reads the log."""
-    homes = ("hpcrun.run.events", "hpcrun.journal")
+    # Nodes of YAML have a tag too.
+    homes = ("hpcrun.run.journal", "hpcrun.config.reader")
     return [
         f"{name}:{node.lineno}: {ast.unparse(node)}"
         for name, tree in trees.items()
@@ -167,7 +168,7 @@ def text_comparisons(trees: dict[str, ast.Module]) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)
         and any(
-            isinstance(side, ast.Attribute) and side.attr == "what"
+            isinstance(side, ast.Attribute) and side.attr == "tag"
             for side in (node.left, *node.comparators)
         )
     ]

@@ -17,7 +17,7 @@ def test_every_module_has_a_room_without_circles() -> None:
 
 def test_a_planted_import_is_found_in_each_measure() -> None:
     texts = {
-        "hpcrun.job.a": "def f():\n    from hpcrun.train.b import g\n    return g.what == 'ended'",
+        "hpcrun.job.a": "def f():\n    from hpcrun.train.b import g\n    return g.tag == 'ended'",
         "hpcrun.train.b": "from hpcrun.job import a\nfrom hpcrun.network import c\nx: Any = 1",
         "hpcrun.network.c": "if TYPE_CHECKING:\n    from hpcrun.train import b",
     }
@@ -29,4 +29,4 @@ def test_a_planted_import_is_found_in_each_measure() -> None:
     assert found == "hpcrun.job.a -> hpcrun.train.b (in a function)"
     assert len(measures.between(edges, {measures.TRAINS}, {"network"})) == 1
     assert measures.annotations(trees, {measures.TRAINS}) == ["hpcrun.train.b:3"]
-    assert measures.text_comparisons(trees) == ["hpcrun.job.a:3: g.what == 'ended'"]
+    assert measures.text_comparisons(trees) == ["hpcrun.job.a:3: g.tag == 'ended'"]
