@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from hpcrun.api.sweeps.handle import Sweep
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.state.tree import named_parameters
-    from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-    from hpcrun.checkpoint.storage.retention import Retention
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.config.amp import create_default_amp_config
     from hpcrun.errors import UserError
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
     from hpcrun.ranks.signals import STOP
     from hpcrun.results.frames import Results, load_results
     from hpcrun.run.reports import report
+    from hpcrun.storage.errors import CheckpointError, CheckpointWarning
+    from hpcrun.storage.retention import Retention
     from hpcrun.train.data.batches import training_steps
     from hpcrun.train.data.contiguous import DistributedSampler
     from hpcrun.train.data.micro_batches import MicroBatches
@@ -111,8 +111,8 @@ if not TYPE_CHECKING:
 _HOMES = {
     "AMPConfig": "hpcrun.config",
     "AMPTrainer": "hpcrun.train.step.trainer",
-    "CheckpointError": "hpcrun.checkpoint.storage.errors",
-    "CheckpointWarning": "hpcrun.checkpoint.storage.errors",
+    "CheckpointError": "hpcrun.storage.errors",
+    "CheckpointWarning": "hpcrun.storage.errors",
     "Checkpointer": "hpcrun.checkpoint.checkpointer",
     "Config": "hpcrun.config",
     "ConfigError": "hpcrun.config",
@@ -123,7 +123,7 @@ _HOMES = {
     "MicroBatches": "hpcrun.train.data.micro_batches",
     "Preparation": "hpcrun.train.model.prepare",
     "Results": "hpcrun.results.frames",
-    "Retention": "hpcrun.checkpoint.storage.retention",
+    "Retention": "hpcrun.storage.retention",
     "Run": "hpcrun.api.run",
     "STOP": "hpcrun.ranks.signals",
     "Sweep": "hpcrun.api.sweeps.handle",

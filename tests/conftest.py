@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import ports
-from tests.on_ranks import RankTests
-from tests.start_server import HOOK, VARIABLE, StartServer
+from tests.support import ports
+from tests.support.on_ranks import RankTests
+from tests.support.start_server import HOOK, VARIABLE, StartServer
 
 # Long files start first: a long file that starts last would keep the other workers waiting. The browser uses
 # the processor while tests on a real Slurm wait.
@@ -103,7 +103,7 @@ settings.load_profile("busy")
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests with ``@ranks(n)`` to a server of ranks, which is itself a pytest process."""
     global _start_server
-    if not config.pluginmanager.has_plugin("tests.rank_server"):
+    if not config.pluginmanager.has_plugin("tests.support.rank_server"):
         config.pluginmanager.register(RankTests())
         if VARIABLE not in os.environ:
             _start_server = StartServer()

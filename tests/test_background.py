@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 KEYS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 MUTED = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")

@@ -14,7 +14,7 @@ def reports(tmp_path_factory):
     """Return pytest's report of each failed test, by name, and all of the output as ``""``."""
     progress = tmp_path_factory.mktemp("progress") / "progress"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-rs", "tests/failing_on_ranks.py"],
+        [sys.executable, "-m", "pytest", "-n", "0", "-rs", "tests/support/failing_on_ranks.py"],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "HPCRUN_TEST_PROGRESS": str(progress)},
         capture_output=True,

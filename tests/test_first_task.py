@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.pages import code_blocks
+from tests.support.pages import code_blocks
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "first-task.md").read_text(encoding="utf-8")

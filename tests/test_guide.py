@@ -13,7 +13,7 @@ import pytest
 from hpcrun.config import Config
 from hpcrun.config.shape import known_keys
 from hpcrun.tasks.options import LanguageModelData
-from tests.start_server import prepared
+from tests.support.start_server import prepared
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("training", "tasks", "large-models", "determinism", "errors")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.files import read_json
-from tests import jobs
+from tests.support import jobs
 
 
 def test_three_interruptions_change_no_bit_and_no_sample(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "example.ipynb"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import PATIENCE
-from tests.pages import code_blocks
+from tests.support.jobs import PATIENCE
+from tests.support.pages import code_blocks
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "python.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
+from tests.support import jobs
 
 ROOT = Path(__file__).parents[1]
 MAIN_JOB = ["--nodes", "2", "--gpus", "4", "--cpu", "--executor", "local"]

@@ -12,7 +12,7 @@ import yaml
 import hpcrun
 import hpcrun.config
 from hpcrun.cli.main import COMMANDS
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.start_server import VARIABLE
+from tests.support.start_server import VARIABLE
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get(VARIABLE), reason=f"{VARIABLE} is empty, so that no server runs"

@@ -36,8 +36,8 @@ import torch._dynamo
 import hpcrun.results.frames
 import hpcrun.train.session
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
+from hpcrun.storage.store import CheckpointStore
 
 TASK = '''
 """A small task for tools/bit_flips.py."""

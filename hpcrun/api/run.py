@@ -12,7 +12,6 @@ from hpcrun.api.places import handle
 from hpcrun.api.run_status import row_of
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import UserError
 from hpcrun.printing import logged
 from hpcrun.run.directory import RunDirectory
@@ -20,6 +19,7 @@ from hpcrun.run.files import open_regular, read_json, read_lines
 from hpcrun.run.journal.events import Pruned
 from hpcrun.run.journal.journal import Journal
 from hpcrun.slurm.launch import jobs, stopping
+from hpcrun.storage.store import CheckpointStore
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -11,7 +11,6 @@ from hpcrun.api.state_words import (
     in_minutes,
     state_in_words,
 )
-from hpcrun.checkpoint.storage.manifest import has_commit
 from hpcrun.diagnose.brief import brief_cause
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import last_output
@@ -23,6 +22,7 @@ from hpcrun.run.journal.state import State
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import replaced_now, slow_now
 from hpcrun.slurm.launch.jobs import RunState
+from hpcrun.storage.manifest import has_commit
 
 BRIEF = 0.5
 """Seconds of reading logs, for all runs of a table together, if no cause is kept."""

@@ -29,12 +29,12 @@ from hpcrun.checkpoint.state.compatibility import broadcast
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
 from hpcrun.checkpoint.state.tree import fill, replicated, split, taken
-from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.lock_file import LockFile
+from hpcrun.storage.errors import CheckpointError, CheckpointWarning
+from hpcrun.storage.retention import Retention
 
 
 class Checkpointer:

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 
 from hpcrun.checkpoint.export_progress import ExportProgress
 from hpcrun.checkpoint.sharded.copies import in_groups
-from hpcrun.checkpoint.storage.errors import CheckpointError, explained
-from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.drafts import SPECIAL, draft_folder, is_special, sync
 from hpcrun.errors import one_line
 from hpcrun.printing import Progress
+from hpcrun.storage.errors import CheckpointError, explained
+from hpcrun.storage.retention import Retention
+from hpcrun.storage.store import CheckpointStore
 
 SUFFIXES = {".safetensors": "safetensors", ".pt": "pt", ".pth": "pt"}
 """The format of each suffix of a file."""

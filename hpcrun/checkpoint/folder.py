@@ -15,11 +15,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from hpcrun.checkpoint.lone_save import watch_saves
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.reports import report
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.retention import Retention, pruning
+from hpcrun.storage.store import CheckpointStore
 
 
 def folder_store(folder: Path | str) -> CheckpointStore:

@@ -8,10 +8,10 @@ import torch
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.tree import join, name_of
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.index import TensorEntry
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.printing import Progress
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.index import TensorEntry
+from hpcrun.storage.store import CheckpointStore
 
 _MODEL, _AVERAGES = "model/", "ema/"
 

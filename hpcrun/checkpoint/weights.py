@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hpcrun.checkpoint.export import INDEX_OF_SHARDS, newest_readable
-from hpcrun.checkpoint.storage.disk import again_if_stale
-from hpcrun.checkpoint.storage.manifest import MANIFEST, committed_steps
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.errors import UserError, one_line
+from hpcrun.storage.disk import again_if_stale
+from hpcrun.storage.manifest import MANIFEST, committed_steps
+from hpcrun.storage.store import CheckpointStore
 
 _DCP = ".metadata"
 _READABLE = (

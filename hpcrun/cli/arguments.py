@@ -12,13 +12,13 @@ from hpcrun import slurm
 from hpcrun.api.places import home_path, runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.api.submission.requests import how_to_submit
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, submit_options
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import merge
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.tasks import BUILTIN
 
 

@@ -18,14 +18,14 @@ from typing import Any
 import xxhash
 
 from hpcrun.checkpoint.folder import folder_store
-from hpcrun.checkpoint.storage.disk import LOCAL, blocks
-from hpcrun.checkpoint.storage.errors import CheckpointError, explained, missing, reason
 from hpcrun.drafts import sync
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.files import hashed_json, read_json, write_hashed
 from hpcrun.run.lock_file import LockFile
 from hpcrun.run.reports import report
+from hpcrun.storage.disk import LOCAL, blocks
+from hpcrun.storage.errors import CheckpointError, explained, missing, reason
 
 MANIFEST = "hpcrun.json"
 _UNFINISHED = "hpcrun-unfinished"

@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
-from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.lightning_state import RankState, TrainerState
 from hpcrun.integrations.loader import ExactLoader
@@ -27,6 +26,7 @@ from hpcrun.integrations.session import (
     require_first,
 )
 from hpcrun.ranks.signals import STOP
+from hpcrun.storage.retention import Retention
 
 try:
     from lightning.pytorch import Callback

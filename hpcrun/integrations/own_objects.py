@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcrun.checkpoint.state.object_state import ObjectStates
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import one_line
+from hpcrun.storage.errors import CheckpointError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, np.ndarray, np.generic)
 _FUNCTIONS = (type, type(len), type(lambda: None))

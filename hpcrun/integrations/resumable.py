@@ -13,7 +13,6 @@ from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
-from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.integrations.held_data import HeldData
 from hpcrun.integrations.loader import (
@@ -34,6 +33,7 @@ from hpcrun.integrations.session import (
 )
 from hpcrun.integrations.unsaved_state import UnsavedState, unsaved_weights
 from hpcrun.run.reports import report
+from hpcrun.storage.retention import Retention
 
 
 def resumable(

@@ -18,8 +18,6 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.lone_save import watch_saves
-from hpcrun.checkpoint.storage.errors import CheckpointError, explained
-from hpcrun.checkpoint.storage.retention import Retention
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import UNFINISHED
 from hpcrun.integrations.checkpoint_folders import CheckpointFolders
@@ -29,6 +27,8 @@ from hpcrun.ranks.signals import STOP, StopReason, end_helpers
 from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.reports import report
+from hpcrun.storage.errors import CheckpointError, explained
+from hpcrun.storage.retention import Retention
 
 _CODE = str(Path(__file__).parents[1])
 ENDED: dict[Path, object] = {}

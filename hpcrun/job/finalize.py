@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun import exit_codes
-from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.diagnose.brief import brief_cause, hopeless_cause
 from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
 from hpcrun.diagnose.launching import launch_failure, setup_failure
@@ -57,6 +56,7 @@ from hpcrun.run.journal.journal import Journal
 from hpcrun.run.journal.state import NO_SIGN, PRUNED, START_SECONDS, State
 from hpcrun.run.reports import published
 from hpcrun.run.slow_nodes import STOPPED, slow_nodes
+from hpcrun.storage.manifest import newest_manifest
 
 # Seconds of reading the logs of a failed run.
 _BRIEF = 3.0

@@ -10,8 +10,6 @@ from typing import Any
 
 from hpcrun import exit_codes
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.attempt import Attempt
@@ -21,6 +19,8 @@ from hpcrun.run.journal.events import Finished, Stopped, Trained
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.progress_lines import result_lines
 from hpcrun.run.record import require_ownership
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.saving import Saver
 from hpcrun.train.setup import Context
 from hpcrun.train.step.trainer import AMPTrainer

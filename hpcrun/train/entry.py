@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from hpcrun import exit_codes
-from hpcrun.checkpoint.storage.errors import ReadFailure
-from hpcrun.checkpoint.storage.manifest import newest_manifest
 from hpcrun.config import Config
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
@@ -48,6 +46,8 @@ from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, 
 from hpcrun.run.streams import copied_to
 from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
 from hpcrun.slurm.placement import read_placement, scheduler
+from hpcrun.storage.errors import ReadFailure
+from hpcrun.storage.manifest import newest_manifest
 from hpcrun.train.position import Position
 
 

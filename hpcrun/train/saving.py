@@ -12,12 +12,8 @@ from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import Config, changes_since
 from hpcrun.errors import NotTrainable
-from hpcrun.job.ownership import require_none_lost
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run import record
@@ -27,6 +23,10 @@ from hpcrun.run.journal.events import Cause, Ended, Saved, SaveFailed, Started
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.journal.state import State
 from hpcrun.run.record import OwnedByAnotherAttempt, require_ownership
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.lost import require_none_lost
+from hpcrun.storage.retention import Retention, pruning
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.metrics.log import MetricsLog
 from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer

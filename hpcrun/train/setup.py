@@ -12,7 +12,6 @@ from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.manifest import has_commit, newest_manifest
 from hpcrun.config import Config, changed_ways
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.errors import UserError, error_on_all_ranks
@@ -22,6 +21,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.journal.events import Started
 from hpcrun.run.journal.journal import Journal
+from hpcrun.storage.manifest import has_commit, newest_manifest
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.batches import (
     Steps,

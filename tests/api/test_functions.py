@@ -13,7 +13,7 @@ import pytest
 import hpcrun
 from hpcrun.api.functions import FunctionRun, RemoteTraceback, function_call
 from hpcrun.run.directory import CALLS, RunDirectory
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 HERE: Any = {"executor": "debug", "cpu": True, "nodes": 1, "gpus": 1}
 LOCAL: Any = {**HERE, "executor": "local"}

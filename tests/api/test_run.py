@@ -15,7 +15,7 @@ from hpcrun.ranks.signals import end_helpers
 from hpcrun.run import directory
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from tests import jobs
+from tests.support import jobs
 
 ELEMENT = """
 import pathlib, sys, time

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.store import CheckpointStore
 
 
 @pytest.fixture

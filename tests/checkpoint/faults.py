@@ -6,8 +6,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.store import CheckpointStore
 
 CALLS = tuple(
     name for name, kind in vars(FileSystem).items() if not name.startswith("_") and callable(kind)

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.memory_keeper import KeeperClient, new_key, start
+from hpcrun.storage.retention import Retention, pruning
+from hpcrun.storage.store import CheckpointStore
 
 from .rank_folder import not_fenced
 

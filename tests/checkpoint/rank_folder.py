@@ -7,10 +7,10 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.record import OwnedByAnotherAttempt
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.store import CheckpointStore
 
 from .single_rank import nothing
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.store import CheckpointStore
 from tests.checkpoint.single_rank import engine, nothing
 
 SIZE = 1_500_000

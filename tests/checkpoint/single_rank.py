@@ -4,10 +4,10 @@ import torch
 
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.retention import Retention, pruning
+from hpcrun.storage.store import CheckpointStore
 
 SIZE = 20_000
 

@@ -22,13 +22,13 @@ from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, young
 from hpcrun.checkpoint.sharded.commit import CommitProtocol
-from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.reports import VARIABLE, newest_report
+from hpcrun.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.train.step.trainer import AMPTrainer
-from tests.on_ranks import ranks
-from tests.pages import code_blocks
+from tests.support.on_ranks import ranks
+from tests.support.pages import code_blocks
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]

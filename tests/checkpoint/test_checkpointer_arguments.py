@@ -13,9 +13,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.storage.errors import CheckpointError, CheckpointWarning
-from hpcrun.checkpoint.storage.retention import Retention
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.errors import CheckpointError, CheckpointWarning
+from hpcrun.storage.retention import Retention
+from hpcrun.storage.store import CheckpointStore
 from tests.train.forks import fork_ranks
 
 ITSELF = []

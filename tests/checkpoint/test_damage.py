@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest, decode, encode
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.storage.manifest import FileRecord, Manifest, decode, encode
+from hpcrun.storage.store import CheckpointStore
 
 from .faults import save
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 
 pytestmark = pytest.mark.slow
 

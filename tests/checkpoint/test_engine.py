@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.store import CheckpointStore
-from tests.on_ranks import agreed, ranks
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.store import CheckpointStore
+from tests.support.on_ranks import agreed, ranks
 
 from . import single_rank
 from .faults import Broken

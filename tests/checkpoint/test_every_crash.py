@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from hpcrun.checkpoint.storage.disk import FileSystem
+from hpcrun.storage.disk import FileSystem
 
 from .faults import TornWrite, Watched, deadly, die_in_a_child, failing_at, failing_from
 from .single_rank import engine, require_state, restored, save

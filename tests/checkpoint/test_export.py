@@ -7,10 +7,10 @@ from torch import nn
 
 from hpcrun.checkpoint.export import export_model
 from hpcrun.checkpoint.state.capture import alike, capture_shared
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
 from hpcrun.run import directory
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.step.ema import WeightAverage
 
 from .single_rank import engine

@@ -7,10 +7,10 @@ import torch.distributed as dist
 import xxhash
 
 from hpcrun.checkpoint.sharded.rank_file import pack
-from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
-from hpcrun.checkpoint.storage.index import INDEX, Place, decode, encode
-from hpcrun.checkpoint.storage.store import CheckpointStore
-from tests.on_ranks import agreed, ranks
+from hpcrun.storage.errors import CheckpointError, ReadFailure
+from hpcrun.storage.index import INDEX, Place, decode, encode
+from hpcrun.storage.store import CheckpointStore
+from tests.support.on_ranks import agreed, ranks
 
 from .faults import Broken, Flipping
 

@@ -19,15 +19,15 @@ from torch.distributed.fsdp import fully_shard
 
 from hpcrun import Checkpointer
 from hpcrun.checkpoint.export import INDEX_OF_SHARDS, export_model, write_shards
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.checkpoint.weights import open_weights
 from hpcrun.cli.main import guarded
 from hpcrun.errors import UserError
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.model.initial_weights import load_initial_weights
-from tests.kills import killed_at_each_step
-from tests.on_ranks import ranks
+from tests.support.kills import killed_at_each_step
+from tests.support.on_ranks import ranks
 from tests.train.forks import fork_ranks
 
 

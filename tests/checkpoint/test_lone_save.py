@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import hpcrun
 from hpcrun.checkpoint import lone_save
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 
 def is_main_process():

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 import torch
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.store import CheckpointStore
 
 from .single_rank import engine, restored
 

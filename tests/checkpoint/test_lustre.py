@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.checkpoint.storage.disk import LOCAL, FileSystem
-from hpcrun.checkpoint.storage.lustre import (
+from hpcrun.storage.disk import LOCAL, FileSystem
+from hpcrun.storage.lustre import (
     MAGIC,
     getstripe_command,
     parse_getstripe,

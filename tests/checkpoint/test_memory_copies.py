@@ -16,7 +16,7 @@ from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import split
 from hpcrun.run.memory_keeper import KeeperClient, MemoryFile
 from hpcrun.run.record import OwnedByAnotherAttempt
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 
 from . import single_rank
 from .keepers import FILES, RUN, engine, flip, keeper, keepers, opened, stored

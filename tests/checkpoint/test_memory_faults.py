@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hpcrun.checkpoint.memory import peers
 from hpcrun.checkpoint.sharded import commit
 from hpcrun.run.memory_keeper import KeeperClient, new_key, start
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 
 from .keepers import FILES, RUN, engine, flip, keepers, stored
 from .single_rank import nothing

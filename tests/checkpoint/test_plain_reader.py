@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from hpcrun import Checkpointer
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "read_checkpoint.py"
 

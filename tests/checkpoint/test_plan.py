@@ -15,9 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from hpcrun.checkpoint.sharded.plan import describe, make_plan
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.ranks.collective import Ranks
-from tests.on_ranks import gathered, ranks
+from hpcrun.storage.errors import CheckpointError
+from tests.support.on_ranks import gathered, ranks
 
 
 def planned(tensors, rank, world_size, whole=True):

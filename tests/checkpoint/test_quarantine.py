@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import guarded
+from hpcrun.storage.store import CheckpointStore
 from tests.checkpoint import faults
 from tests.checkpoint.single_rank import engine
 
@@ -59,7 +59,7 @@ def test_a_skipped_checkpoint_is_renamed_by_the_next_save(tmp_path, capsys) -> N
 
 def test_two_damaged_checkpoints_are_kept(tmp_path, monkeypatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("hpcrun.checkpoint.storage.store.time.time", lambda: now)
+    monkeypatch.setattr("hpcrun.storage.store.time.time", lambda: now)
     store = CheckpointStore(tmp_path, "7-0")
     for step in (5, 9, 7):
         now += 1

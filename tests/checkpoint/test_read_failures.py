@@ -13,13 +13,13 @@ import xxhash
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from hpcrun.checkpoint.export import export_model
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.errors import CheckpointError, ReadFailure
-from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.checkpoint.weights import open_weights
 from hpcrun.errors import UserError
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.errors import CheckpointError, ReadFailure
+from hpcrun.storage.manifest import newest_manifest
+from hpcrun.storage.store import CheckpointStore
 
 from . import single_rank
 from .faults import Broken, Flipping, Stale

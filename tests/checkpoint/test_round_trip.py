@@ -11,10 +11,10 @@ from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.state.capture import apply_shared, capture_shared, template
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.index import INDEX, Piece, Place, TensorEntry, covered
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.storage.index import INDEX, Piece, Place, TensorEntry, covered
+from hpcrun.storage.store import CheckpointStore
 
 from .single_rank import engine, save
 from .test_state import require_equal

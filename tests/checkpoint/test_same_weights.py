@@ -12,7 +12,7 @@ import hpcrun
 from hpcrun.checkpoint.sharded.same_weights import require_same_weights
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
-from tests.on_ranks import gathered, ranks
+from tests.support.on_ranks import gathered, ranks
 
 
 class Packed(torch.Tensor):

@@ -8,11 +8,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from hpcrun.checkpoint.sharded import copies
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.index import INDEX, decode
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks import tree_group
-from tests.on_ranks import agreed, gathered, ranks
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.index import INDEX, decode
+from hpcrun.storage.store import CheckpointStore
+from tests.support.on_ranks import agreed, gathered, ranks
 from tests.train.nccl_rules import Rules
 
 LARGE = 100_000

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hpcrun.checkpoint.state.capture import apply_rank, apply_shared, capture_rank, capture_shared
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.storage.errors import CheckpointError
 
 OPTIMIZERS = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1),

@@ -8,11 +8,11 @@ import stat
 
 import pytest
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.retention import Retention, pruning
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.commands.verify import verify
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.retention import Retention, pruning
+from hpcrun.storage.store import CheckpointStore
 
 from . import single_rank
 from .faults import content, save

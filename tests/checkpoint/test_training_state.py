@@ -8,10 +8,10 @@ from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.index import INDEX, decode
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.index import INDEX, decode
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.step.amp_trainer import AMPTrainer
 
 TENSORS = {"model/weight", "model/bias", "extra/seen"} | {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 TINY = {"job__nodes": 1, "job__gpus": 2, "train__accumulation": 1, "checkpoint__every": 0}
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 
 class Terminal:

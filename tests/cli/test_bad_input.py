@@ -11,9 +11,9 @@ import pytest
 from hpcrun.cli.main import main
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
 from tests.cli.conftest import tiny_config
-from tests.journal import read_events
+from tests.support import jobs
+from tests.support.journal import read_events
 
 Completed = subprocess.CompletedProcess
 

@@ -11,7 +11,7 @@ import pytest
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.jobs import state as state_of
 from hpcrun.slurm.local.job_files import read_status
-from tests import jobs
+from tests.support import jobs
 
 _SCRIPT = Path(__file__).with_name("broken.py")
 # The failure, the cause, the rank, the node, and the cause of the end in the event log.

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config import Config
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import append_line, read_json
 from hpcrun.slurm.local import job_files
-from tests import jobs
+from hpcrun.storage.store import CheckpointStore
 from tests.checkpoint import faults
 from tests.cli.conftest import tiny_config
 from tests.cli.test_bad_input import listing, require_one_line
+from tests.support import jobs
 
 
 def submit_line(folder: Path, name: str, **changes: object) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 BASH = """
 source completion

@@ -10,13 +10,13 @@ import psutil
 import pytest
 
 from hpcrun.api.submission.continuing import require_unchanged
-from hpcrun.checkpoint.storage.manifest import Manifest, encode
 from hpcrun.cli.main import guarded
 from hpcrun.config import load_resolved, override_layer, recorded, resolve
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.slurm.local.job_files import JobStatus, write_status
-from tests.journal import record_event
+from hpcrun.storage.manifest import Manifest, encode
+from tests.support.journal import record_event
 
 LINE = ["submit", "--prepare", "--no-snapshot", "--cpu", "task=probe:Probe", "--name", "one"]
 

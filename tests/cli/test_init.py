@@ -8,9 +8,9 @@ import yaml
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
 from tests.cli.terminal import Terminal
 from tests.cli.test_bad_input import require_one_line
+from tests.support import jobs
 
 NAMES = {"task": "my_task", "script": "train", "lightning": "train", "transformers": "train"}
 

@@ -12,7 +12,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import append_line
 from tests.cli.terminal import Terminal
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 BEGAN = time.mktime((2026, 11, 22, 14, 0, 0, 0, 0, -1))
 

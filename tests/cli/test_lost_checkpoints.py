@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
 from tests.checkpoint.test_quarantine import flip
 from tests.cli.conftest import tiny_config
 from tests.cli.test_bad_input import require_one_line
+from tests.support import jobs
 
 
 def saved(run: RunDirectory) -> object:

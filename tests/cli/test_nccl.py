@@ -7,7 +7,7 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.ranks.interfaces import own_interfaces
-from tests import jobs
+from tests.support import jobs
 
 CLEAN = {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "=eth0"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
 from tests.cli.test_bad_input import require_one_line
+from tests.support import jobs
 
 QUICK = ("--seconds", "0.2", "--streams", "1", "--all-reduce", "0")
 

@@ -15,7 +15,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import Exit, record_exit, record_failure
 from hpcrun.run.files import write_json
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 
 def test_numbers_come_first_then_texts_and_tables(

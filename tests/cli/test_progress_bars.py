@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.printing import progress_bar
+from hpcrun.storage.store import CheckpointStore
 from tests.checkpoint import faults, single_rank
 from tests.cli.terminal import Terminal
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 SLOW_DISK = """
 import sys, time
-from hpcrun.checkpoint.storage.disk import FileSystem
+from hpcrun.storage.disk import FileSystem
 
 read = FileSystem.read_into
 

@@ -15,9 +15,9 @@ from hpcrun.cli.main import guarded
 from hpcrun.cli.ssh import Host, prepare_script
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import sshd
 from tests.cli.terminal import Terminal
-from tests.jobs import events, wait_for, wait_for_end
+from tests.support import sshd
+from tests.support.jobs import events, wait_for, wait_for_end
 
 SCRIPT = """\
 import os, sys, time

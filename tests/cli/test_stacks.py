@@ -15,8 +15,8 @@ import pytest
 from hpcrun.job import py_spy
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.stacks import Stack, StackError
-from tests import jobs
 from tests.cli.test_bad_input import require_one_line
+from tests.support import jobs
 
 # py-spy must find the process of a rank.
 pytestmark = pytest.mark.usefixtures("fresh_processes")

@@ -19,7 +19,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import append_line, write_json
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from tests.cli.terminal import Terminal
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 NOW = 10_000.0
 

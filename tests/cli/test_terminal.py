@@ -10,9 +10,9 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
 from tests.cli.conftest import tiny_config
 from tests.cli.terminal import Terminal
+from tests.support import jobs
 
 _BAR = r"(\d+)%\|[^\r]*\| step (\d+)/4000, loss \d+\.\d{4}, samples/s [\d,]+, ETA \d\d:\d\d"
 

@@ -8,8 +8,8 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
 from tests.cli.conftest import tiny_config
+from tests.support import jobs
 
 WITHOUT_DATA = """
 import torch

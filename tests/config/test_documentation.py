@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import ConfigError, file_layer, flag_layer, override_layer, resolve
-from tests.pages import code_blocks
+from tests.support.pages import code_blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
 

@@ -20,8 +20,8 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_lines
 from hpcrun.train.entry import run_rank
 from hpcrun.train.task import Task
-from tests import jobs
 from tests.devices.late_device import QUEUE
+from tests.support import jobs
 
 OVERFLOWS = 10
 """Step (from 0) with gradients that are not finite; the host learns of it in the next step."""

@@ -4,7 +4,7 @@ from hpcrun.diagnose.run_lines import attempt_to_diagnose
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Event
 from hpcrun.run.journal.state import State
-from tests.journal import event as made
+from tests.support.journal import event as made
 
 FIRST, SECOND = Attempt("1", 0), Attempt("1", 1)
 

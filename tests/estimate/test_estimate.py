@@ -12,7 +12,7 @@ import pytest
 from hpcrun.errors import UserError
 from hpcrun.estimate.result import GIB, gpu_memory
 from hpcrun.estimate.spares import spare_nodes
-from tests.start_server import COMMANDS, prepared
+from tests.support.start_server import COMMANDS, prepared
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]

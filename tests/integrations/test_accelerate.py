@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hpcrun import UserError
 from tests.checkpoint.test_quarantine import flip
-from tests.on_ranks import gathered, ranks
+from tests.support.on_ranks import gathered, ranks
 
 from . import loops, trainings
 

@@ -10,7 +10,7 @@ import pytest
 from hpcrun import CheckpointError
 from hpcrun.integrations.checkpoint_folders import MANIFEST, CheckpointFolders
 from hpcrun.ranks.collective import Ranks
-from tests.kills import killed_at_each_step
+from tests.support.kills import killed_at_each_step
 
 
 def opened(root: Path, *, keep: int | None = None, **facts: Any) -> CheckpointFolders:

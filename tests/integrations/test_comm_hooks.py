@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import hpcrun
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.storage.errors import CheckpointError
 from tests.integrations.loops import digest
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hpcrun
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     find_spec("hydra") is None, reason="hydra-core is not installed: pip install 'hpcrun[search]'"

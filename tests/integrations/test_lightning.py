@@ -11,7 +11,7 @@ import torch
 
 from hpcrun.errors import UserError
 from tests.checkpoint.test_quarantine import flip
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 
 pytestmark = pytest.mark.preload("tests.integrations.lightning_programs")
 

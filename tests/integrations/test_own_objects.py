@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import hpcrun
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
-from tests.on_ranks import forked, ranks
+from hpcrun.storage.errors import CheckpointError
+from tests.support.on_ranks import forked, ranks
 
 Transition = namedtuple("Transition", "state reward")
 

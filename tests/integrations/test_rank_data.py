@@ -18,7 +18,7 @@ from torch.utils.data import (
 import hpcrun
 from hpcrun.errors import UserError
 from hpcrun.integrations.rank_data import Pass, require_equal_counts
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 
 SIZE = 24
 

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcrun
 from hpcrun.errors import UserError
-from tests.on_ranks import forked, ranks
+from tests.support.on_ranks import forked, ranks
 
 from . import loops
 

@@ -8,7 +8,7 @@ import torch
 import hpcrun
 from hpcrun.errors import UserError
 from hpcrun.integrations.session import ENDED
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 from . import loops
 

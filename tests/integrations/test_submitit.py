@@ -13,7 +13,7 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import STOP, StopFlag, StopReason
-from tests.on_ranks import forked, ranks
+from tests.support.on_ranks import forked, ranks
 from tests.train.forks import fork_ranks
 
 from . import loops

@@ -8,7 +8,7 @@ import pytest
 from hpcrun import CheckpointError, UserError
 from hpcrun.integrations.session import FolderSession
 from tests.checkpoint.test_quarantine import flip
-from tests.on_ranks import gathered, ranks
+from tests.support.on_ranks import gathered, ranks
 
 from . import loops, trainings
 

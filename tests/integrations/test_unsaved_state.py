@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from tqdm import tqdm
 
 import hpcrun
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 
 DRAWS = np.random.RandomState(3)
 Transition = namedtuple("Transition", "state reward")

@@ -11,7 +11,7 @@ from hpcrun.config import Config, to_yaml
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.slurm.notation import AGENTS
-from tests.journal import read_events
+from tests.support.journal import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = Attempt("7", 0)

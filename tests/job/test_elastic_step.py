@@ -8,7 +8,7 @@ from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.slurm.avoided_nodes import add_failure
 from tests.job.step_substitutes import FIRST, SHOWN, Desk
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 
 @pytest.mark.parametrize(("nodes", "excluded"), [("2-3", ["n2"]), (3, [])])

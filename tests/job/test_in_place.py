@@ -9,7 +9,7 @@ from hpcrun.job.scheduler_view import JobView
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause, Event
 from hpcrun.run.journal.state import State
-from tests.journal import event
+from tests.support.journal import event
 
 FIRST = Attempt("7", 1)
 RUNNING = JobView("RUNNING", restarts=1, preempted=False, end_time=1000.0)

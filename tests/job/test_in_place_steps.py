@@ -13,8 +13,8 @@ from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import make_log_folder, read_json
-from tests import jobs
-from tests.journal import read_events, record_event
+from tests.support import jobs
+from tests.support.journal import read_events, record_event
 
 from .step_substitutes import FIRST, SHOWN, Desk
 

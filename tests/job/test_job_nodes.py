@@ -20,9 +20,9 @@ from hpcrun.nodes import job_nodes
 from hpcrun.nodes.job_nodes import JobNodes
 from hpcrun.nodes.step_nodes import JobShape
 from hpcrun.run.attempt import Attempt
-from tests import jobs
-from tests.journal import record_event
 from tests.nodes.test_watch import NODES, PATIENCE, Several, rank
+from tests.support import jobs
+from tests.support.journal import record_event
 
 from .step_substitutes import FIRST, Desk
 

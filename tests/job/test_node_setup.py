@@ -10,7 +10,7 @@ import pytest
 
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import read_json
-from tests.journal import read_events
+from tests.support.journal import read_events
 
 from .step_substitutes import SHOWN, Desk
 

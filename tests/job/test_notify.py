@@ -18,8 +18,8 @@ from hpcrun.run.files import write_json
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.sweep_file import SweepFile, SweepRun, write_sweep
 from hpcrun.slurm.local.job_files import JobStatus
-from tests import jobs
-from tests.journal import record_event
+from tests.support import jobs
+from tests.support.journal import record_event
 
 FIRST = Attempt("7", 0)
 FAILED = Notification("failed", FIRST, "crash", "ValueError: bad \x1b[31mdata", step=12)

@@ -14,7 +14,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.slow_nodes import SlowNode, replaced_hosts, slow_nodes, slow_now
 from hpcrun.slurm.avoided_nodes import node_failures
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 from .step_substitutes import FIRST, SHOWN, Desk
 

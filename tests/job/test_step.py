@@ -23,7 +23,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import write_json
 from hpcrun.slurm.avoided_nodes import add_failure, node_failures
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 from .step_substitutes import FIRST, ROOT, SHOWN, Desk
 

@@ -10,7 +10,7 @@ import pytest
 
 from hpcrun.job.step_messages import StepMessages
 from hpcrun.nodes.kill_ranks import children_of, kill_processes, processes_of
-from tests import jobs
+from tests.support import jobs
 
 from .step_substitutes import Desk
 

@@ -7,7 +7,7 @@ import pytest
 from hpcrun.job.requeue import ContinuationError, submit_successor
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 from .slurm_substitutes import FIRST, Desk, Hours
 

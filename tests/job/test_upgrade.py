@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests.jobs import PATIENCE, held_at, outcome, probe_config, wait_for_end, write_probe
-from tests.upgrades import NEWER, install, mixed, upgrade
+from tests.support.jobs import PATIENCE, held_at, outcome, probe_config, wait_for_end, write_probe
+from tests.support.upgrades import NEWER, install, mixed, upgrade
 
 
 @pytest.mark.parametrize("then", ["preempt", pytest.param("nothing", marks=pytest.mark.slow)])
@@ -47,8 +47,8 @@ def test_a_job_outlives_an_upgrade(then: str, tmp_path: Path) -> None:
 def test_the_check_of_these_tests_notices_a_mixture(tmp_path: Path) -> None:
     install(tmp_path)
     program = (
-        "import hpcrun.errors, tests.upgrades, pathlib; "
-        f"tests.upgrades.upgrade(pathlib.Path({str(tmp_path)!r})); import hpcrun.job.policy"
+        "import hpcrun.errors, tests.support.upgrades, pathlib; "
+        f"tests.support.upgrades.upgrade(pathlib.Path({str(tmp_path)!r})); import hpcrun.job.policy"
     )
     root = str(Path(__file__).parents[2])
     done = subprocess.run(

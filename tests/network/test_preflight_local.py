@@ -24,9 +24,9 @@ from hpcrun.run.files import read_json
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.reports import record_report
 from hpcrun.slurm.avoided_nodes import bad_nodes_path, node_failures
-from tests import jobs
 from tests.cli.test_bad_input import require_one_line
-from tests.journal import read_events, record_event
+from tests.support import jobs
+from tests.support.journal import read_events, record_event
 
 
 def test_two_processes_of_this_machine_are_checked(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hpcrun.network.probes import (
     probes,
     room,
 )
-from tests.pages import code_blocks
+from tests.support.pages import code_blocks
 
 GIB = 1 << 30
 

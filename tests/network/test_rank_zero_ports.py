@@ -19,7 +19,7 @@ from hpcrun.network.measurements import NetworkMeasurements, PortCheck
 from hpcrun.network.netcheck import Check, Options
 from hpcrun.network.rank_zero_ports import check_ports, port_findings, tried_ports
 from hpcrun.ranks.addresses import ephemeral_range, port_candidates
-from tests import jobs
+from tests.support import jobs
 
 from .two_hosts import HOSTS, two_hosts
 

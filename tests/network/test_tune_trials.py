@@ -10,7 +10,7 @@ import pytest
 from hpcrun.errors import NetworkError
 from hpcrun.network.agents import AGENT, Processes, here, start
 from hpcrun.network.tune import COLLECTIVES, Cell, Found, Grid, TuneNodes, knobs_for, search
-from tests import jobs
+from tests.support import jobs
 
 from .two_hosts import HOSTS, LINKS, two_hosts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 LINKS = ("link0", "link1")
 HOSTS = ("10.77.0.1", "10.77.0.2")

@@ -12,7 +12,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.run.journal.events import Event
 from hpcrun.run.journal.state import State
-from tests.journal import event, record_event
+from tests.support.journal import event, record_event
 
 NOW, AGAIN = 10_000.0, Attempt("7", 2)
 

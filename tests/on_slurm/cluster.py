@@ -21,7 +21,7 @@ from devclusterlib.errors import Refusal  # noqa: E402
 from devclusterlib.spec import ClusterSpec  # noqa: E402
 from devclusterlib.spec import Partition as Partition  # noqa: E402  (tests name some)
 
-from tests.start_server import prepared  # noqa: E402
+from tests.support.start_server import prepared  # noqa: E402
 
 VERSION = os.environ.get("HPCRUN_TEST_SLURM", "")
 """Version of Slurm on which the tests run, as `24.11`; the system's own where it is empty."""

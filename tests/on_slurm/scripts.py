@@ -11,8 +11,8 @@ from typing import Any
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
-from tests import jobs
-from tests.start_server import COMMANDS
+from tests.support import jobs
+from tests.support.start_server import COMMANDS
 
 from .cluster import PATIENCE, SlurmCluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs, scripts_of_others
+from tests.support import jobs, scripts_of_others
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

@@ -10,7 +10,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import SlurmCluster
 

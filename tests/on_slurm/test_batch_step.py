@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hpcrun.run.attempt import Attempt
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE, SlurmCluster
 from .training import ROOT

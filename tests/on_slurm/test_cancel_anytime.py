@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import FINAL_STATES
 from .training import Bench

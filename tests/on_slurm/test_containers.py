@@ -13,7 +13,7 @@ import pytest
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
-from tests import jobs
+from tests.support import jobs
 
 from . import images
 from .cluster import PATIENCE, SlurmCluster

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 from . import separate_cluster
 from .cluster import PATIENCE, SlurmCluster

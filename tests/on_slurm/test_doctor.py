@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from . import cluster
 from .cluster import FINAL_STATES, PATIENCE

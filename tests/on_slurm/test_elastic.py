@@ -11,7 +11,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.events import Event
 from hpcrun.slurm.notation import expand
 from hpcrun.train.data.batching import samples
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE
 from .training import Bench

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from . import own_examples
 from .cluster import SlurmCluster

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle]
 

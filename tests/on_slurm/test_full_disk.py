@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE, SlurmCluster
 from .separate_cluster import running

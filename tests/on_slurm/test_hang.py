@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from hpcrun.run.attempt import Attempt
-from tests import jobs
+from tests.support import jobs
 
 pytestmark = [
     *(pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow),

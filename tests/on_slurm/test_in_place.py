@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs, scripts_of_others
-from tests.frameworks import make_environment
+from tests.support import jobs, scripts_of_others
+from tests.support.frameworks import make_environment
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE
 from .training import ROOT, Bench

@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

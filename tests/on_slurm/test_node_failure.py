@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcrun.run.attempt import Attempt
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE, VERSION
 

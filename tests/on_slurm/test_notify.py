@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcrun.run.files import read_lines
-from tests import jobs
+from tests.support import jobs
 
 pytestmark = [pytest.mark.slurm]
 

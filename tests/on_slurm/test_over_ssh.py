@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs, sshd
-from tests.wheels import installed_wheel
+from tests.support import jobs, sshd
+from tests.support.wheels import installed_wheel
 
 from .cluster import PATIENCE, SlurmCluster, hosts
 from .conftest import unavailable

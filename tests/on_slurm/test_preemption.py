@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 from . import cluster
 from .cluster import PATIENCE, Partition

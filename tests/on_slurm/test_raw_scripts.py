@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from tests import jobs
-from tests.jobs import outcome
+from tests.support import jobs
+from tests.support.jobs import outcome
 
 from .cluster import SlurmCluster
 from .scripts import SBATCH, Bench

@@ -6,7 +6,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

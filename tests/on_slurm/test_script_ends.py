@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests import failing_scripts, jobs
-from tests.failing_scripts import NAMES
+from tests.support import failing_scripts, jobs
+from tests.support.failing_scripts import NAMES
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

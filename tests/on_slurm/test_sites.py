@@ -12,7 +12,7 @@ import pytest
 
 from hpcrun import slurm as commands
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import SlurmCluster
 from .separate_cluster import running

@@ -3,7 +3,7 @@
 import pytest
 
 from hpcrun.run.slow_nodes import slow_nodes
-from tests import jobs
+from tests.support import jobs
 
 from .training import Bench
 

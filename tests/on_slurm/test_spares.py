@@ -10,7 +10,7 @@ import pytest
 
 from hpcrun.run.files import read_lines
 from hpcrun.run.journal.events import Event
-from tests import jobs
+from tests.support import jobs
 
 from . import cluster, separate_cluster, training
 from .cluster import PATIENCE

@@ -8,7 +8,7 @@ import pytest
 
 from hpcrun import slurm
 from hpcrun.job.scheduler_view import view_of
-from tests import jobs
+from tests.support import jobs
 
 from .cluster import PATIENCE
 from .training import Bench

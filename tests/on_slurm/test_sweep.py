@@ -11,8 +11,8 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_lines
-from tests import jobs
 from tests.results.report.page import Page
+from tests.support import jobs
 
 from .cluster import SlurmCluster
 from .scripts import ENDED, Bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import jobs
+from tests.support import jobs
 
 # Slurm's smallest limit is a minute.
 pytestmark = [pytest.mark.slurm, pytest.mark.lifecycle, pytest.mark.slow]

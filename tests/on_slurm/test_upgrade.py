@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from tests import jobs
-from tests.upgrades import install, mixed, upgrade
+from tests.support import jobs
+from tests.support.upgrades import install, mixed, upgrade
 
 from .cluster import SlurmCluster
 from .training import Bench

@@ -17,9 +17,9 @@ import psutil
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, read_lines
-from tests import jobs
-from tests.journal import read_events
-from tests.start_server import COMMANDS
+from tests.support import jobs
+from tests.support.journal import read_events
+from tests.support.start_server import COMMANDS
 
 from .cluster import FINAL_STATES, PATIENCE, SlurmCluster
 

@@ -3,10 +3,10 @@
 import pytest
 import torch.distributed as dist
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
-from tests.on_ranks import gathered, ranks
+from hpcrun.storage.errors import CheckpointError
+from tests.support.on_ranks import gathered, ranks
 
 
 def end_of(call):

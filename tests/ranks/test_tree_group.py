@@ -23,7 +23,7 @@ from hpcrun.ranks.signals import StopReason
 from hpcrun.ranks.tree_group import TreeGroup, levels
 from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.parallel import process_group
-from tests.on_ranks import forked, ranks
+from tests.support.on_ranks import forked, ranks
 from tests.train.forks import fork_ranks
 
 LIMIT = timedelta(seconds=120)

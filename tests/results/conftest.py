@@ -12,7 +12,7 @@ from hpcrun.results.collect.run_reader import find_runs
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import append_line, write_json
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 MakeRun = Callable[..., RunDirectory]
 

@@ -18,8 +18,8 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunError
 from hpcrun.run.files import append_line
 from hpcrun.run.lock_file import LockFile
-from tests.journal import record_event
 from tests.results.conftest import MakeRun, collect
+from tests.support.journal import record_event
 
 
 def same(one: Any, other: Any) -> bool:

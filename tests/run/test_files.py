@@ -26,7 +26,7 @@ from hpcrun.run.files import (
 from hpcrun.run.streams import copied_to
 from hpcrun.train.entry import fail
 from hpcrun.train.position import Position
-from tests.kills import killed_at_each_step
+from tests.support.kills import killed_at_each_step
 from tests.train.forks import fork_ranks
 
 

@@ -13,7 +13,7 @@ import pytest
 from hpcrun.drafts import process_space
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.record import SubmissionLock
-from tests.kills import killed_at_each_step
+from tests.support.kills import killed_at_each_step
 from tests.train.forks import fork_ranks
 
 

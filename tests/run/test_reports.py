@@ -20,7 +20,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_lines
 from hpcrun.run.reports import VARIABLE, newest_report, published
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.jobs import PATIENCE
-from tests.ports import free_port
+from tests.support.jobs import PATIENCE
+from tests.support.ports import free_port
 from tests.train.forks import fork_ranks
 
 PROGRAMS = Path(__file__).with_name("programs")

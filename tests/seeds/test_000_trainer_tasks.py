@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer, DistributedConfig, MicroBatches
 from hpcrun.errors import ClusterError
-from tests.on_ranks import agreed, forked, gathered, ranks
-from tests.ports import free_port
+from tests.support.on_ranks import agreed, forked, gathered, ranks
+from tests.support.ports import free_port
 from tests.train.forks import fork_ranks
 
 

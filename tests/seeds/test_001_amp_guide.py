@@ -20,9 +20,9 @@ from hpcrun import (
 from hpcrun.network.nccl.lint import lint
 from hpcrun.network.nccl.rules import settings_of
 from tests.diagnose.test_catalog import diagnosis
-from tests.on_ranks import agreed, forked, ranks
 from tests.seeds.playing import PROGRAMS, loss_of, output, play, start
 from tests.seeds.test_000_trainer_tasks import Model, batch_of, weights
+from tests.support.on_ranks import agreed, forked, ranks
 
 CONFIG = "learning_rate: 0.1\nepochs: 3\n"
 

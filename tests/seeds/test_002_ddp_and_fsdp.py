@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcrun
 from hpcrun.errors import UserError
-from tests import jobs
-from tests.on_ranks import agreed, forked, gathered, ranks
-from tests.ports import free_port
 from tests.seeds.playing import PROGRAMS, loss_of, output, play, start
+from tests.support import jobs
+from tests.support.on_ranks import agreed, forked, gathered, ranks
+from tests.support.ports import free_port
 from tests.train.forks import fork_ranks
 
 TRAIN = str(PROGRAMS / "train.py")

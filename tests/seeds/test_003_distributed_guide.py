@@ -9,10 +9,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer, wrap_model_fsdp
 from hpcrun.ranks.existing_group import ExistingGroup, place_in_group
-from tests.on_ranks import agreed, gathered, ranks
-from tests.ports import free_port
 from tests.seeds.playing import PROGRAMS, output, start
 from tests.seeds.test_000_trainer_tasks import batch_of, weights
+from tests.support.on_ranks import agreed, gathered, ranks
+from tests.support.ports import free_port
 
 SPAWNED = str(PROGRAMS / "spawned.py")
 

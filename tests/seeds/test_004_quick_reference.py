@@ -13,10 +13,10 @@ from hpcrun import DistributedConfig
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import ClusterError
 from tests.diagnose.test_catalog import diagnosis
-from tests.on_ranks import gathered, ranks
-from tests.ports import free_port
 from tests.seeds.playing import output, start
 from tests.seeds.test_000_trainer_tasks import make
+from tests.support.on_ranks import gathered, ranks
+from tests.support.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples/standalone.py"
 SECTION = """\

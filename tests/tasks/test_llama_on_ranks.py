@@ -16,7 +16,7 @@ from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 SHAPE = LanguageModelShape(
     *(), layers=2, heads=4, kv_heads=2, width=32, vocabulary=512, tied=False, context=32,

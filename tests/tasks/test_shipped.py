@@ -19,7 +19,7 @@ from hpcrun.config import (
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.tasks import BUILTIN, language_model, options_for
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.runs import play_rank
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
 from tests.network.two_hosts import HOSTS, two_hosts
+from tests.support import jobs
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "train_multinode.sh"
 STEPS = {

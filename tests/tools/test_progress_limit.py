@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.jobs import PATIENCE
+from tests.support.jobs import PATIENCE
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "progress_limit.py"
 # A test that never ends, in a worker that does not hear the interrupt.

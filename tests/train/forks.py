@@ -1,4 +1,4 @@
-"""Ranks as forks of a process that has imported torch; see ``@forked`` in ``tests/on_ranks.py``."""
+"""Ranks as forks of a process that has imported torch; see ``@forked`` in ``tests/support/on_ranks.py``."""
 
 import ctypes
 import os

@@ -21,7 +21,7 @@ from hpcrun.run.journal.events import Event
 from hpcrun.train import session
 from hpcrun.train.entry import run_rank
 from hpcrun.worker import leave
-from tests.journal import read_events
+from tests.support.journal import read_events
 from tests.train.forks import fork_ranks
 
 # Modules that every rank would import after the fork: DDP and the deterministic kernels import the compiler.

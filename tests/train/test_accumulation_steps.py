@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer, MicroBatches, UserError
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import loss
 

@@ -6,7 +6,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from hpcrun import AMPConfig, AMPTrainer, CheckpointError, DistributedAMPTrainer, UserError
-from tests.on_ranks import agreed, gathered, ranks
+from tests.support.on_ranks import agreed, gathered, ranks
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import loss
 

@@ -9,8 +9,8 @@ from hpcrun.config import AMPConfig, ConfigError
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.parallel.comm_hooks import ErrorFeedback
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests import jobs
-from tests.on_ranks import agreed, forked, ranks
+from tests.support import jobs
+from tests.support.on_ranks import agreed, forked, ranks
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import DONE, play_run
 from tests.train.small_training import batches, config, digest, loss, make_trainer

@@ -5,15 +5,15 @@ import time
 import pytest
 
 from hpcrun import exit_codes
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.files import read_json, read_lines
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.entry import run_rank
 from hpcrun.train.validation import EarlyStopping
-from tests.journal import read_events
-from tests.on_ranks import forked
+from tests.support.journal import read_events
+from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.

@@ -14,7 +14,7 @@ from hpcrun import get_rank
 from hpcrun.config import override_layer, resolve
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import Batching, accumulation_of, samples
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import REFUSED, play_run
 from tests.train.test_runs import StreamingItsOwn

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.train.step.trainer import AMPTrainer
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.parallelism import BUILDERS, Net, Way, batches, flat, trainer
 from tests.train.small_training import loss
 

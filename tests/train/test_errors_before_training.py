@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hpcrun import exit_codes
-from hpcrun.checkpoint.storage.errors import ReadFailure
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
 from hpcrun.diagnose.mistakes import is_mistake
@@ -28,8 +27,9 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures
 from hpcrun.run.journal.events import Cause
+from hpcrun.storage.errors import ReadFailure
 from hpcrun.train.entry import note_refusal, run_attempt, run_rank
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 from tests.train.forks import fork_ranks
 
 

@@ -13,8 +13,8 @@ from hpcrun import (
     cleanup_distributed,
     setup_distributed,
 )
-from tests.on_ranks import agreed, forked, ranks
-from tests.ports import free_port
+from tests.support.on_ranks import agreed, forked, ranks
+from tests.support.ports import free_port
 from tests.train.forks import fork_ranks
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import loss

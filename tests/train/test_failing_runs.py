@@ -19,7 +19,7 @@ from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import samples
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.runs import DONE, FAILED, STOPPED_ONCE, play_run
 

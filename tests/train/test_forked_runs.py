@@ -15,9 +15,9 @@ from torch import nn
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.fork_messages import FORK_SERVER, fork_server_command
 from hpcrun.run.directory import RunDirectory, create
-from tests.jobs import final_state
-from tests.journal import read_events
 from tests.ranks.test_fork_server import answers, until
+from tests.support.jobs import final_state
+from tests.support.journal import read_events
 from tests.train.faulty_tasks import Noisy, Regression
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause
 from hpcrun.train.determinism import NCCL_ORDER
 from hpcrun.train.parallel import strategies
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import FAILED, STOPPED_ONCE, play_run
 

@@ -14,8 +14,8 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.train.health.nonfinite import NonFiniteWatch
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import DistributedAMPTrainer
-from tests.journal import read_events
-from tests.on_ranks import agreed, ranks
+from tests.support.journal import read_events
+from tests.support.on_ranks import agreed, ranks
 from tests.train.parallelism import Net
 from tests.train.small_training import loss
 

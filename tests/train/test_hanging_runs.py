@@ -15,7 +15,7 @@ from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import stacks_path
 from hpcrun.run.journal.events import Cause
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, FAILED, play_run
 

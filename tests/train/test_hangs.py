@@ -14,7 +14,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.run.endings import Exit, record_exit
 from hpcrun.run.files import read_json
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train import runs
 from tests.train.faulty_tasks import Noisy, Regression
 from tests.train.forks import fork_ranks

@@ -12,9 +12,9 @@ from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.files import read_lines
 from hpcrun.run.memory_keeper import VARIABLE, KeeperClient, new_key
-from tests import jobs
 from tests.checkpoint.keepers import FILES, keeper, stored
-from tests.on_ranks import forked
+from tests.support import jobs
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Regression
 from tests.train.runs import DONE, play_run
 

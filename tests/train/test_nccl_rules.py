@@ -11,7 +11,7 @@ from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.train.parallel import process_group
 from hpcrun.train.parallel.choose import least_of_ranks
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.nccl_rules import BreaksNCCL, nccl_rules, require_same_order
 

@@ -15,7 +15,7 @@ from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.health.nonfinite import REPORTS, NonFiniteWatch, NotFinite, samples_of
 from hpcrun.train.step.gate import StepGate
 from hpcrun.train.step.trainer import AMPTrainer
-from tests.journal import read_events
+from tests.support.journal import read_events
 
 ATTEMPT = Attempt("7", 0)
 DATA = torch.utils.data.TensorDataset(torch.arange(10.0))

@@ -15,9 +15,9 @@ import torch
 
 from hpcrun import FSDP, DistributedAMPTrainer, setup_distributed
 from hpcrun.errors import UserError
-from tests.on_ranks import agreed, forked, ranks
-from tests.pages import code_blocks
-from tests.ports import free_port
+from tests.support.on_ranks import agreed, forked, ranks
+from tests.support.pages import code_blocks
+from tests.support.ports import free_port
 from tests.train import gan
 from tests.train.forks import fork_ranks
 

@@ -33,7 +33,7 @@ from hpcrun.train.parallel.fsdp import (
     with_weights,
     without_weights,
 )
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.parallelism import Net
 from tests.train.small_training import config
 

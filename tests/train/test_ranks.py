@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.train.parallel.strategies import DDPStrategy
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 from tests.train.small_training import (
     batches,
     digest,

@@ -12,7 +12,7 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause
-from tests.on_ranks import forked
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Regression, Validated
 from tests.train.runs import DONE, REFUSED, play_run
 

@@ -22,7 +22,7 @@ from hpcrun.run.rendezvous import Rendezvous, RendezvousFile
 from hpcrun.train.parallel import process_group as gpus
 from hpcrun.train.parallel import process_group as store
 from hpcrun.train.parallel.process_group import require_gpu_build, second_store
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 def config(rank: int, **changes: Any) -> DistributedConfig:

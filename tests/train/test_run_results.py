@@ -15,10 +15,10 @@ from torch import nn
 
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import best_readable, newest_readable
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.run.files import read_json, read_lines
-from tests.on_ranks import forked
+from hpcrun.storage.store import CheckpointStore
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Judged, Regression
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
 

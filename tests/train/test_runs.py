@@ -7,12 +7,12 @@ import torch
 
 from hpcrun import get_rank
 from hpcrun.checkpoint.export import newest_readable
-from hpcrun.checkpoint.storage.manifest import newest_manifest
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.checkpoint.stored_model import StoredModel
 from hpcrun.run.files import read_json, read_lines
-from tests import jobs
-from tests.on_ranks import forked
+from hpcrun.storage.manifest import newest_manifest
+from hpcrun.storage.store import CheckpointStore
+from tests.support import jobs
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import (
     Exact,
     Noisy,

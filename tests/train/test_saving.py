@@ -12,18 +12,18 @@ import torch
 
 from hpcrun import exit_codes
 from hpcrun.checkpoint.interval import young
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.config import override_layer, resolve, to_yaml
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.entry import run_rank
 from hpcrun.train.saving import build_interval, failure_seconds, make_room
 from tests.checkpoint import faults
 from tests.checkpoint.test_quarantine import flip
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 from tests.train.forks import fork_ranks
 
 COMMON = [

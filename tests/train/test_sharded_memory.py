@@ -19,7 +19,7 @@ from hpcrun.train.position import Position
 from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.deferring import Varied
 from tests.train.small_training import config
 

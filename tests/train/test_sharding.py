@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpcrun.errors import NotTrainable
 from hpcrun.train.optimizer import build_optimizer
 from hpcrun.train.parallel.fsdp import mesh_over
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 from tests.train.parallelism import Block, Net, Way, batches, flat, trainer
 from tests.train.small_training import config, loss
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hpcrun.errors import NotTrainable
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 from tests.train.parallelism import Net, Way, batches, trainer
 from tests.train.small_training import loss
 

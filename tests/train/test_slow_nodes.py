@@ -13,8 +13,8 @@ from hpcrun import get_rank
 from hpcrun.run.files import read_lines
 from hpcrun.run.slow_nodes import SlowNode, slow_nodes, slow_now
 from hpcrun.train.health.slow_nodes import SlowNodes, slow_hosts
-from tests.journal import read_events
-from tests.on_ranks import forked
+from tests.support.journal import read_events
+from tests.support.on_ranks import forked
 from tests.train.faulty_tasks import Exact
 from tests.train.runs import DONE, STOPPED_ONCE, play_run
 

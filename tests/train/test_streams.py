@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
 from hpcrun.train.data.batches import require_trainable, training_steps
-from tests.pages import code_blocks
+from tests.support.pages import code_blocks
 
 
 class Counting(IterableDataset):

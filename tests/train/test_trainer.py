@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.config import AMPConfig, override_layer, resolve
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.errors import CheckpointError
 from hpcrun.train.build import compile_mode
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.model.prepare import Preparation

@@ -16,7 +16,7 @@ from hpcrun import (
     create_default_amp_config,
 )
 from hpcrun.devices import accelerator
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.parallelism import Net, adamw, flat
 from tests.train.small_training import loss
 

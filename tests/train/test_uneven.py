@@ -11,7 +11,7 @@ from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import ValidationData, validate
-from tests.on_ranks import agreed, ranks
+from tests.support.on_ranks import agreed, ranks
 from tests.train.small_training import digest, small
 from tests.train.uneven import SIZE, WORLD, Counted, Masked, Plain, Tokens, Work
 

@@ -7,7 +7,7 @@ from hpcrun import Task
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import Batching
 from hpcrun.train.step.micro_batches import MicroBatchStep
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 from tests.train.parallelism import BATCH, Net, Way, batches, flat, trainer
 from tests.train.small_training import loss
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.errors import UserError
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 from tests.train.parallelism import Net, Way, batches, flat, trainer
 from tests.train.small_training import loss
 

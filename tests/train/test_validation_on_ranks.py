@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hpcrun.train.validation import ValidationData, validate
-from tests.on_ranks import agreed, gathered, ranks
+from tests.support.on_ranks import agreed, gathered, ranks
 from tests.train import parallelism
 from tests.train.small_training import Pairs, batches, digest, loss, make_trainer, noisy
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.health.watchdog import PeerFailure, Peers, Watchdog
 from hpcrun.train.parallel import process_group

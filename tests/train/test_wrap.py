@@ -17,7 +17,7 @@ import hpcrun
 from hpcrun.config.training import FSDP
 from hpcrun.train.model.units import by_policy, by_size
 from hpcrun.train.parallel.fsdp import units
-from tests.on_ranks import agreed, gathered, ranks
+from tests.support.on_ranks import agreed, gathered, ranks
 from tests.train.parallelism import Block, Net
 
 

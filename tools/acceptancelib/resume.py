@@ -10,9 +10,9 @@ import torch
 from acceptancelib.outcome import REPORT, Job, Outcome
 from acceptancelib.runs import submit, wait_for_end
 from hpcrun.checkpoint.sharded.rank_file import StoreReader
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.journal import Journal
+from hpcrun.storage.store import CheckpointStore
 
 _EXPECTED = {"calm": ["finished"], "interrupted": ["preemption", "crash", "finished"]}
 _SHOWN = 50

@@ -40,8 +40,8 @@ from hpcrun.checkpoint.sharded.rank_file import pack, stage, write
 from hpcrun.checkpoint.sharded.restore import SHARED
 from hpcrun.checkpoint.state.capture import alike, apply_shared, capture_shared, template
 from hpcrun.checkpoint.state.tree import split
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.store import CheckpointStore
 
 
 class Training:

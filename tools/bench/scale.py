@@ -42,11 +42,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hpcrun.checkpoint.sharded.commit import CommitProtocol, SaveJob
 from hpcrun.checkpoint.sharded.plan import WritePlan, describe, make_plan
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, own_name, write
-from hpcrun.checkpoint.storage.index import INDEX, covered, decode
-from hpcrun.checkpoint.storage.manifest import MANIFEST
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.commands.verify import verify
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.index import INDEX, covered, decode
+from hpcrun.storage.manifest import MANIFEST
+from hpcrun.storage.store import CheckpointStore
 
 T = TypeVar("T")
 _SHAPES = 30

@@ -13,7 +13,7 @@ from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.goodput import Goodput, goodput
 from hpcrun.run.journal.events import Event
 from hpcrun.run.journal.journal import Journal
-from tests import jobs
+from tests.support import jobs
 
 from .disturbed import NODES, Chaos
 

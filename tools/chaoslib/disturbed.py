@@ -12,12 +12,12 @@ from pathlib import Path
 from devclusterlib import cluster as devcluster
 from devclusterlib.errors import CommandFailed
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from hpcrun.run.journal.journal import Journal
-from tests import jobs
+from hpcrun.storage.store import CheckpointStore
 from tests.on_slurm.cluster import FINAL_STATES, SlurmCluster
+from tests.support import jobs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = 2

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tests import jobs
+from tests.support import jobs
 
 from .disturbed import LIMIT_MINUTES, STEPS_PER_FAULT, Chaos
 from .restarting import STRIKES, during_restart

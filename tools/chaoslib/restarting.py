@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcrun.run.journal.journal import Journal
-from tests import jobs
 from tests.on_slurm.cluster import FINAL_STATES
+from tests.support import jobs
 
 from .disturbed import Chaos
 

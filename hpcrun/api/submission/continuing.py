@@ -99,14 +99,14 @@ def shortened(differences: Sequence[str]) -> str:
 
 
 def _require_none_lost(run: RunDirectory) -> None:
-    from hpcrun.job.ownership import require_none_lost
+    from hpcrun.storage.lost import require_none_lost
 
     require_none_lost(run, handle(run))
 
 
 def _require_as_saved(run: RunDirectory, config: Config) -> None:
     """Raise RunError for a config that the ranks would refuse."""
-    from hpcrun.checkpoint.storage.manifest import newest_manifest
+    from hpcrun.storage.manifest import newest_manifest
 
     newest = newest_manifest(run.checkpoints)
     if newest is None:
@@ -117,6 +117,6 @@ def _require_as_saved(run: RunDirectory, config: Config) -> None:
 
 
 def saved_steps(run: RunDirectory) -> list[int]:
-    from hpcrun.checkpoint.storage.store import CheckpointStore
+    from hpcrun.storage.store import CheckpointStore
 
     return CheckpointStore(run.checkpoints, "submit-0").steps()

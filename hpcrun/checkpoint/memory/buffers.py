@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.storage.errors import CheckpointError, amount
 from hpcrun.devices.host_memory import available_memory
 from hpcrun.run.memory_keeper import new_file
+from hpcrun.storage.errors import CheckpointError, amount
 
 _PART = 4
 """Copies may take a quarter of the available memory, divided by the ranks of the host."""

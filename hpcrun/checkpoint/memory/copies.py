@@ -36,13 +36,13 @@ from hpcrun.checkpoint.sharded import restore
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.checkpoint.sharded.rank_file import file_name
 from hpcrun.checkpoint.sharded.restore import Template
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.index import INDEX
-from hpcrun.checkpoint.storage.manifest import MANIFEST, decode
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.errors import one_line
 from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.run.memory_keeper import KeeperClient, MemoryFile, key_here, new_file
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.index import INDEX
+from hpcrun.storage.manifest import MANIFEST, decode
+from hpcrun.storage.store import CheckpointStore
 
 # Seconds for the start of the keeper of a node, which starts at the same time as the first ranks.
 _KEEPER = 10.0

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.disk import FileSystem
-from hpcrun.checkpoint.storage.manifest import MANIFEST, step_name
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.interfaces import own_interfaces, rendezvous_addresses
 from hpcrun.run.memory_keeper import KeeperClient, MemoryFile
+from hpcrun.storage.disk import FileSystem
+from hpcrun.storage.manifest import MANIFEST, step_name
 
 _CHALLENGE, _DIGEST = 16, hashlib.sha256().digest_size
 _HEAD = struct.Struct("!q")

@@ -13,13 +13,13 @@ from hpcrun.checkpoint.memory.copies import MemoryCopies, MemorySnapshot
 from hpcrun.checkpoint.outcome import SaveOutcome
 from hpcrun.checkpoint.sharded.plan import PlacedTensor, WritePlan, file_order, width
 from hpcrun.checkpoint.sharded.rank_file import RankShard, Written, hashed, write
-from hpcrun.checkpoint.storage.errors import CheckpointError, amount
-from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
-from hpcrun.checkpoint.storage.manifest import FileRecord
-from hpcrun.checkpoint.storage.manifest import encode as encode_manifest
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks, first_of
 from hpcrun.run.record import OwnedByAnotherAttempt
+from hpcrun.storage.errors import CheckpointError, amount
+from hpcrun.storage.index import INDEX, Index, Piece, Place, TensorEntry, encode
+from hpcrun.storage.manifest import FileRecord
+from hpcrun.storage.manifest import encode as encode_manifest
+from hpcrun.storage.store import CheckpointStore
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.host_staging import bytes_of
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.errors import CheckpointError
 
 # Bytes. Small tensors are sent together, since each broadcast has a latency.
 _LEAST = 1 << 20

@@ -33,10 +33,10 @@ from hpcrun.checkpoint.sharded.rank_file import (
 from hpcrun.checkpoint.sharded.restore import SHARED, Template
 from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.tree import split
-from hpcrun.checkpoint.storage.errors import CheckpointError, amount
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.tree_group import new_control_group
+from hpcrun.storage.errors import CheckpointError, amount
+from hpcrun.storage.store import CheckpointStore
 
 _SAME, _CHANGED, _FAILED = range(3)
 
@@ -52,7 +52,7 @@ class CheckpointEngine:
     Args:
         ranks: all ranks, with a control group that the calling thread uses.
         still_mine: raises OwnedByAnotherAttempt if a newer attempt owns the run; called on rank 0.
-        after_commit: called by rank 0 after a commit; see :mod:`hpcrun.checkpoint.storage.retention`.
+        after_commit: called by rank 0 after a commit; see :mod:`hpcrun.storage.retention`.
         staging: host memory for the snapshots.
         memory: copies of the snapshots in the memory of the nodes, with their own staging memory.
         timeout: seconds that the ranks' disks may differ before a save is given up.

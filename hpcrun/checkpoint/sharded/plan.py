@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.ranks.collective import Ranks
+from hpcrun.storage.errors import CheckpointError
 
 Cut = tuple[int, int]
 """The tensor dimension that a mesh dimension divides (-1: none), and torch's split factor."""

@@ -27,13 +27,13 @@ from torch.distributed.tensor import DTensor
 
 from hpcrun.checkpoint.sharded.host_staging import Staging, bytes_of, copy_in
 from hpcrun.checkpoint.sharded.plan import TensorChunk, WritePlan, resolve
-from hpcrun.checkpoint.storage.counter import ByteCounter
-from hpcrun.checkpoint.storage.disk import OpenFile
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.index import INDEX, Index, Piece, Place, covered, decode, places
-from hpcrun.checkpoint.storage.manifest import FileRecord
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.printing import Progress
+from hpcrun.storage.counter import ByteCounter
+from hpcrun.storage.disk import OpenFile
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.storage.index import INDEX, Index, Piece, Place, covered, decode, places
+from hpcrun.storage.manifest import FileRecord
+from hpcrun.storage.store import CheckpointStore
 
 _BLOCK = 8 << 20
 

@@ -16,18 +16,18 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.copies import Copies
 from hpcrun.checkpoint.sharded.rank_file import StoreReader, own_name
 from hpcrun.checkpoint.state.tree import join, split
-from hpcrun.checkpoint.storage.errors import (
+from hpcrun.errors import one_line
+from hpcrun.printing import BAR_DELAY, progress_bar
+from hpcrun.ranks.collective import Ranks, first_of
+from hpcrun.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
     ReadFailure,
     refused_to_read,
 )
-from hpcrun.checkpoint.storage.index import INDEX, TensorEntry
-from hpcrun.checkpoint.storage.manifest import MANIFEST, Manifest
-from hpcrun.checkpoint.storage.store import CheckpointStore
-from hpcrun.errors import one_line
-from hpcrun.printing import BAR_DELAY, progress_bar
-from hpcrun.ranks.collective import Ranks, first_of
+from hpcrun.storage.index import INDEX, TensorEntry
+from hpcrun.storage.manifest import MANIFEST, Manifest
+from hpcrun.storage.store import CheckpointStore
 
 SHARED = "shared"
 

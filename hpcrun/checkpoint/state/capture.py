@@ -33,9 +33,9 @@ from hpcrun.checkpoint.state.compatibility import (
     require_whole,
 )
 from hpcrun.checkpoint.state.tree import bare, join, named_parameters
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.index import TensorEntry
 from hpcrun.devices import accelerator
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.index import TensorEntry
 
 _LEAVES = (type(None), bool, int, float, str, bytes)
 # Bits of an integer that `weights_only` reads again (pickle's LONG1 has 255 bytes, one bit is the sign).

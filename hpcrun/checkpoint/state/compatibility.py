@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hpcrun.checkpoint.state.tree import bare, named_buffers, named_parameters
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.index import TensorEntry
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.index import TensorEntry
 
 KERNELS = ("fused", "foreach")
 _OPTIONS = "resume with the same model options, or give this training its own folder"

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hpcrun.checkpoint.state.object_state import CONSTANT, ObjectStates, name_of
 from hpcrun.checkpoint.state.training import RankPart
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import one_line
+from hpcrun.storage.errors import CheckpointError
 
 _OF_TORCH = "torch.distributed.algorithms.ddp_comm_hooks"
 _STEPS_OPTIMIZER = (f"{_OF_TORCH}.ddp_zero_hook", f"{_OF_TORCH}.optimizer_overlap_hooks")

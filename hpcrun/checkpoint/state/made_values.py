@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.storage.errors import CheckpointError
 
 _Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 _BY_TYPE: dict[type, _Ways] = {

@@ -52,7 +52,7 @@ from hpcrun.checkpoint.state.made_values import (
     type_name,
     value_state,
 )
-from hpcrun.checkpoint.storage.errors import CheckpointError
+from hpcrun.storage.errors import CheckpointError
 
 _KIND = "\0kind"
 CONSTANT = {_KIND: "constant"}

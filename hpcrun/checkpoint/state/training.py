@@ -16,7 +16,7 @@ from hpcrun.checkpoint.sharded.restore import Template
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.compatibility import apply_buffers, capture_buffers
 from hpcrun.checkpoint.state.tree import fill, shards
-from hpcrun.checkpoint.storage.index import TensorEntry
+from hpcrun.storage.index import TensorEntry
 
 
 class Averages(Protocol):

@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import one_line
+from hpcrun.storage.errors import CheckpointError
 
 # A key of a real state contains no NUL, so no key of the user equals the mark.
 _MARK = "\0tensor"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.cli.arguments import add_saved, find_saved
 from hpcrun.config import load_resolved
 from hpcrun.errors import UserError
 from hpcrun.printing import BAR_DELAY, progress_bar, say
 from hpcrun.run.directory import RunDirectory
+from hpcrun.storage.errors import amount
 from hpcrun.tasks import options_for
 from hpcrun.tasks.hugging_face import FILE, config_json
 from hpcrun.tasks.options import LanguageModelShape

@@ -9,12 +9,12 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hpcrun.checkpoint.storage.counter import ByteCounter
-from hpcrun.checkpoint.storage.errors import CheckpointError, amount
-from hpcrun.checkpoint.storage.manifest import FileRecord, Manifest
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.cli.arguments import add_saved, find_saved
 from hpcrun.printing import BAR_DELAY, Progress, progress_bar, say
+from hpcrun.storage.counter import ByteCounter
+from hpcrun.storage.errors import CheckpointError, amount
+from hpcrun.storage.manifest import FileRecord, Manifest
+from hpcrun.storage.store import CheckpointStore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

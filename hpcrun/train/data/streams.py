@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, plain
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.errors import UserError
+from hpcrun.storage.errors import CheckpointError
 from hpcrun.train.data.batching import Batching, reseed, start_worker
 from hpcrun.train.data.micro_batches import MicroBatches
 

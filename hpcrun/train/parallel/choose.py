@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpcrun.checkpoint.storage.errors import amount
 from hpcrun.config import AMPConfig, Config
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.devices.host_memory import total_memory
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.storage.errors import amount
 from hpcrun.train.data.batching import accumulation_of
 from hpcrun.train.model.checks import unshardable
 from hpcrun.train.model.prepare import blocks

@@ -24,9 +24,9 @@ from hpcrun.checkpoint.state.compatibility import require_same_kind, require_sam
 from hpcrun.checkpoint.state.hook_state import hooks_of
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import bare
-from hpcrun.checkpoint.storage.errors import CheckpointError
 from hpcrun.drafts import replacing
 from hpcrun.errors import UserError, one_line
+from hpcrun.storage.errors import CheckpointError
 from hpcrun.train.step.precision import StepResult
 
 SUFFIXES = (".pt", ".pth")

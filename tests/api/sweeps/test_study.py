@@ -14,9 +14,9 @@ import pytest
 import hpcrun
 from hpcrun.api.sweeps.search import JOURNAL
 from hpcrun.run.files import read_lines
-from tests import jobs
 from tests.cli.terminal import Terminal
 from tests.slurm.launch.test_killed_sweep import KILLED
+from tests.support import jobs
 
 pytestmark = pytest.mark.skipif(
     find_spec("optuna") is None, reason="optuna is not installed: pip install 'hpcrun[search]'"

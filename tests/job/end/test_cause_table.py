@@ -11,7 +11,7 @@ from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause, Event
 from hpcrun.run.journal.state import State
-from tests.journal import event as made
+from tests.support.journal import event as made
 
 FIRST = Attempt("7", 0)
 CRASH = Diagnosis("rank 1 on n2: ValueError: bad", 1, "n2", 5, None, 2)

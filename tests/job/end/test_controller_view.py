@@ -16,7 +16,7 @@ from hpcrun.job.scheduler_view import (
 )
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from tests.journal import read_events
+from tests.support.journal import read_events
 
 RECORDED = Path(__file__).parents[2] / "slurm" / "recorded"
 FIRST = Attempt("7", 0)

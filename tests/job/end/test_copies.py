@@ -18,8 +18,8 @@ from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.run.files import read_json
-from tests.journal import record_event
-from tests.scripts_of_others import DDP
+from tests.support.journal import record_event
+from tests.support.scripts_of_others import DDP
 
 TRAINS = """
 import numpy as np

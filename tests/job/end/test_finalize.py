@@ -7,7 +7,6 @@ from typing import cast
 import pytest
 
 from hpcrun import exit_codes
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
 from hpcrun.job.finalize import Classification, finalize
@@ -19,7 +18,8 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.files import read_json, write_json
 from hpcrun.run.journal.events import Cause
-from tests.journal import read_events, record_event
+from hpcrun.storage.store import CheckpointStore
+from tests.support.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 

@@ -14,7 +14,7 @@ from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import write_json
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 STEP = Path(__file__).parents[2] / "slurm" / "recorded" / "22.05" / "shared.env"
 FIRST = Attempt("6", 0)

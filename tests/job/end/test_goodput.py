@@ -9,7 +9,7 @@ from hpcrun.run.goodput import Goodput
 from hpcrun.run.goodput import goodput as goodput_of
 from hpcrun.run.journal.events import Event
 from hpcrun.run.journal.state import State
-from tests.journal import event as made
+from tests.support.journal import event as made
 
 
 def event(what: str, time: float, restart: int = 0, **more: object) -> Event:

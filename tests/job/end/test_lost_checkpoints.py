@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.ownership import require_none_lost
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
-from tests.journal import record_event
+from hpcrun.storage.lost import require_none_lost
+from tests.support.journal import record_event
 
 
 @pytest.fixture

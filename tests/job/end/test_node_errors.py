@@ -20,7 +20,7 @@ from hpcrun.run.endings import Failure, record_failure, write_failure
 from hpcrun.run.files import make_log_folder
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.journal.state import State
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 FIRST, SECOND = Attempt("7", 0), Attempt("7", 1)
 

@@ -8,7 +8,7 @@ from hpcrun.job.policy import Budgets, decide
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause, Event
 from hpcrun.run.journal.state import AttemptRecord, State
-from tests.journal import event as made
+from tests.support.journal import event as made
 
 CRASH, HANG, LIMIT = Cause.CRASH, Cause.HANG, Cause.TIME_LIMIT
 PREEMPTION, NODE = Cause.PREEMPTION, Cause.NODE_FAILURE

@@ -29,8 +29,8 @@ from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.record import claim
 from hpcrun.run.reports import ScriptProgress, publish
-from tests import jobs
-from tests.journal import read_events, record_event
+from tests.support import jobs
+from tests.support.journal import read_events, record_event
 
 FIRST = Attempt("7", 0)
 

@@ -19,7 +19,7 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import read_failures, record_failure
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile
-from tests.journal import read_events
+from tests.support.journal import read_events
 
 FIRST = Attempt("7", 0)
 

@@ -14,7 +14,7 @@ from hpcrun.job.srun import BatchJob, RanksEnd
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json
-from tests.journal import read_events, record_event
+from tests.support.journal import read_events, record_event
 
 SECOND = Attempt("8", 0)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import StopFlag, StopReason, end_helpers, kill_helpers
-from tests.on_ranks import ranks
+from tests.support.on_ranks import ranks
 
 
 def test_the_weightiest_signal_is_remembered(flag: StopFlag) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.ranks.watchdog_process import STOPPED, RunningTime, WatchdogProcess
-from tests import jobs
+from tests.support import jobs
 
 RANK = """
 import ctypes, resource, sys, time

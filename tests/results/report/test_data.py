@@ -12,7 +12,7 @@ from hpcrun.results.report.plotting import Curve, plot
 from hpcrun.results.report.runs import iterate_runs, open_results
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs
+from tests.support import jobs
 
 from .conftest import START, MakeRun, read
 

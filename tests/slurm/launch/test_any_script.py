@@ -7,8 +7,8 @@ from pathlib import Path
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs, scripts_of_others
-from tests.jobs import outcome
+from tests.support import jobs, scripts_of_others
+from tests.support.jobs import outcome
 
 
 def start(folder: Path, name: str, *command: str, options: tuple[str, ...] = ()) -> RunDirectory:

@@ -7,8 +7,8 @@ import pytest
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs, scripts_of_others
-from tests.frameworks import make_environment
+from tests.support import jobs, scripts_of_others
+from tests.support.frameworks import make_environment
 
 
 @pytest.fixture(scope="module")

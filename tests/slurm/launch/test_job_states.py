@@ -11,7 +11,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import write_json
 from hpcrun.slurm.answers import is_over
 from hpcrun.slurm.launch import jobs, stopping
-from tests.journal import record_event
+from tests.support.journal import record_event
 
 
 @pytest.fixture

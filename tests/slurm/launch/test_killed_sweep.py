@@ -11,7 +11,7 @@ import pytest
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs
+from tests.support import jobs
 
 # Runs the command, and kills it at the call CALL of the function NAME.
 KILLED = """

@@ -11,8 +11,8 @@ import pytest
 
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
-from tests.journal import record_event
+from tests.support import jobs
+from tests.support.journal import record_event
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 TWO = {"job.nodes": 1, "job.gpus": 2, "train.steps": 12, "optim.warmup_steps": 2}

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from hpcrun.run.directory import RunDirectory
-from tests import jobs
-from tests.jobs import outcome
 from tests.slurm.launch.test_any_script import logs
+from tests.support import jobs
+from tests.support.jobs import outcome
 
 SHAPE = ("--nodes", "2", "--gpus", "2", "--cpu", "--executor", "local", "--detach")
 

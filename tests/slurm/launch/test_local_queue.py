@@ -8,8 +8,8 @@ import pytest
 from hpcrun.errors import LaunchError
 from hpcrun.slurm.local.job_files import ENDED, JobRequest, QueueLimits, read_status, release
 from hpcrun.slurm.local.submission import start_queue
-from tests import jobs
 from tests.slurm.launch import test_local_cluster as local_cluster
+from tests.support import jobs
 
 # Takes its GPUs by making a folder for each; a GPU that is taken already is a clash.
 JOB = """

@@ -8,7 +8,7 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.record import SubmissionLock
 from hpcrun.run.sweep_file import read_sweep
 from hpcrun.slurm.launch import jobs as run_jobs
-from tests import jobs
+from tests.support import jobs
 
 # Elements with `wait` stay until somebody makes the file `go`.
 ELEMENT = """

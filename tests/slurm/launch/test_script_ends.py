@@ -9,8 +9,8 @@ import pytest
 
 from hpcrun.cli.main import guarded
 from hpcrun.run.directory import RunDirectory
-from tests import failing_scripts, jobs
-from tests.failing_scripts import NAMES
+from tests.support import failing_scripts, jobs
+from tests.support.failing_scripts import NAMES
 
 RANKS = 2
 _ALWAYS = ("raises-last", "killed", "import", "exit-2", "exit-75", "wrapper", "hang")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wheels import ROOT, installed_wheel
+from tests.support.wheels import ROOT, installed_wheel
 
 CITED = re.compile(
     r"\b(?:docs|configs|sbatch|examples|tools)/[\w/.-]*\w\.(?:md|yaml|sbatch|py|sh)\b"

@@ -7,9 +7,9 @@ from pathlib import Path
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.ranks.collective import Ranks
 from hpcrun.run.memory_keeper import new_key, start
+from hpcrun.storage.store import CheckpointStore
 
 FILES = ("manifest.json", "index.json", "rank-00000.bin")
 

@@ -5,7 +5,7 @@ import sys
 import venv
 from pathlib import Path
 
-CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
 
 def make_environment(home: Path, *packages: str) -> Path:

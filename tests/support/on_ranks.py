@@ -2,7 +2,7 @@
 
 A distributed test keeps its scenario and its assertions in one function::
 
-    from tests.on_ranks import agreed, ranks
+    from tests.support.on_ranks import agreed, ranks
 
     @ranks(4)
     def test_every_rank_learns_of_the_save(rank, tmp_path):
@@ -31,8 +31,8 @@ torch and without threads, and forks the processes itself (``tests/train/forks.p
         played = play_run(tmp_path, RaisesOnRank1)
         assert played.codes == FAILED
 
-Each worker of pytest has a server (``tests/rank_server.py``), which imports torch once and never starts a
-thread. The server forks the ranks of each test: gloo's threads would not survive a fork.
+Each worker of pytest has a server (``tests/support/rank_server.py``), which imports torch once and never
+starts a thread. The server forks the ranks of each test: gloo's threads would not survive a fork.
 """
 
 import contextlib
@@ -134,7 +134,7 @@ class RankTests:
 
 
 class Server:
-    """A process of ``tests/rank_server.py``."""
+    """A process of ``tests/support/rank_server.py``."""
 
     def __init__(self, config: pytest.Config, files: list[str]) -> None:
         self._socket, other = socket.socketpair()
@@ -147,7 +147,7 @@ class Server:
         with other:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pytest", "-p", "tests.rank_server"),
+                    *(sys.executable, "-m", "pytest", "-p", "tests.support.rank_server"),
                     *("-p", "no:cacheprovider", "-p", "no:xdist", "--capture=no", "--timeout=0"),
                     # A rank prints its warnings, as in a user's run.
                     *("-p", "no:warnings"),

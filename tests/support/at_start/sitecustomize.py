@@ -1,4 +1,4 @@
-"""Lets a fork with torch run in place of a Python program; see ``tests/start_server.py``.
+"""Lets a fork with torch run in place of a Python program; see ``tests/support/start_server.py``.
 
 Python imports this module at each start: ``tests/conftest.py`` puts its folder on PYTHONPATH.
 """

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from hpcrun.checkpoint.storage.errors import amount
+from hpcrun.storage.errors import amount
 
 MAGIC = 0x0BD00BD0
 """Type of the file system in statfs(2): LL_SUPER_MAGIC."""

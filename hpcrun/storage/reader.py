@@ -11,14 +11,14 @@ from pathlib import Path
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import FileSystem, OpenFile, again_if_stale, blocks
-from hpcrun.checkpoint.storage.errors import (
+from hpcrun.storage.disk import FileSystem, OpenFile, again_if_stale, blocks
+from hpcrun.storage.errors import (
     CheckpointError,
     DamagedCheckpoint,
     explained,
     reason,
 )
-from hpcrun.checkpoint.storage.manifest import (
+from hpcrun.storage.manifest import (
     MANIFEST,
     MANIFEST_LIMIT,
     FileRecord,
@@ -32,7 +32,7 @@ _QUARANTINED = re.compile(r"damaged-step-(\d{9,})-(\d+)")
 
 
 class CommittedSteps:
-    """The checkpoints in ``root``; see :class:`hpcrun.checkpoint.storage.store.CheckpointStore`."""
+    """The checkpoints in ``root``; see :class:`hpcrun.storage.store.CheckpointStore`."""
 
     def __init__(self, root: Path, *, fs: FileSystem, patience: float) -> None:
         self.root = root

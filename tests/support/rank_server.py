@@ -1,7 +1,7 @@
-"""The server of tests/on_ranks.py: a pytest process that imports torch once, and forks the ranks of tests.
+"""The server of tests/support/on_ranks.py: a pytest process that imports torch once and forks ranks of tests.
 
-A plugin (``-p tests.rank_server``). The process collects the files with such tests, and then answers requests
-from a socket, one JSON object per line. Each rank is a fork that runs one test with its fixtures.
+A plugin (``-p tests.support.rank_server``). The process collects the files with such tests, and then answers
+requests from a socket, one JSON object per line. Each rank is a fork that runs one test with its fixtures.
 """
 
 import contextlib

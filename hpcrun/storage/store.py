@@ -18,8 +18,8 @@ from typing import Any
 
 import xxhash
 
-from hpcrun.checkpoint.storage import lustre
-from hpcrun.checkpoint.storage.disk import (
+from hpcrun.storage import lustre
+from hpcrun.storage.disk import (
     LOCAL,
     FileSystem,
     delete,
@@ -27,7 +27,7 @@ from hpcrun.checkpoint.storage.disk import (
     sync_directory,
     with_retries,
 )
-from hpcrun.checkpoint.storage.errors import (
+from hpcrun.storage.errors import (
     CheckpointError,
     amount,
     explained,
@@ -36,7 +36,7 @@ from hpcrun.checkpoint.storage.errors import (
     parent_of,
     reason,
 )
-from hpcrun.checkpoint.storage.manifest import (
+from hpcrun.storage.manifest import (
     MANIFEST,
     FileRecord,
     Manifest,
@@ -45,7 +45,7 @@ from hpcrun.checkpoint.storage.manifest import (
     require_owner,
     step_name,
 )
-from hpcrun.checkpoint.storage.reader import CommittedSteps
+from hpcrun.storage.reader import CommittedSteps
 
 _DRAFT = re.compile(r"step-\d{9,}\.tmp-.+")
 _TRASH = ".trash-"

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from tests.on_ranks import gathered, ranks
+from tests.support.on_ranks import gathered, ranks
 
 
 @ranks(3)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.checkpoint.storage.errors import CheckpointError
-from hpcrun.checkpoint.storage.store import CheckpointStore
+from hpcrun.storage.errors import CheckpointError
+from hpcrun.storage.store import CheckpointStore
 
 
 @dataclass(frozen=True)

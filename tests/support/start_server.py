@@ -1,9 +1,9 @@
 """The start server of the tests: forks Python programs from a process that has imported torch.
 
 A test of whole runs starts dozens of ranks, and each rank imports torch for seconds of processor time. So
-``tests/at_start/sitecustomize.py``, which Python runs at each start, asks this server first. The server forks
-a process with the variables, folder, user, network and streams of the program, and this fork runs the
-program. The first process stays: it has the number and the exit code that a launcher knows.
+``tests/support/at_start/sitecustomize.py``, which Python runs at each start, asks this server first. The
+server forks a process with the variables, folder, user, network and streams of the program, and this fork
+runs the program. The first process stays: it has the number and the exit code that a launcher knows.
 
 A program runs in its own process:
 
@@ -38,7 +38,7 @@ from typing import Any
 from hpcrun.ranks.fork_messages import BadMessage, Inbox, send
 from hpcrun.ranks.process_state import ProcessState, own_state, read_state, take_over
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HOOK = Path(__file__).resolve().parent / "at_start"
 VARIABLE = "HPCRUN_TEST_START"
 COMMANDS = "HPCRUN_TEST_COMMANDS"
@@ -77,7 +77,14 @@ class StartServer:
             address.chmod(0o777)
             listener.listen(1024)
             return subprocess.Popen(
-                [sys.executable, "-u", "-m", "tests.start_server", str(listener.fileno()), kind],
+                [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "tests.support.start_server",
+                    str(listener.fileno()),
+                    kind,
+                ],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from hpcrun.checkpoint.storage.errors import vanished
+from hpcrun.storage.errors import vanished
 
 Result = TypeVar("Result")
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("hpcrun", "hydra_plugins", "sbatch", "configs", "examples", "docs", "tools")
 _FILES = ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py")
 

@@ -11,8 +11,8 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
-from hpcrun.checkpoint.storage.manifest import require_file_name
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
+from hpcrun.storage.manifest import require_file_name
 
 INDEX = "index.json"
 _FORMAT = 1

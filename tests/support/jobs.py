@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcrun.checkpoint.storage.store import CheckpointStore
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.run.journal.events import Event
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobStatus
-from tests.journal import read_events
-from tests.start_server import COMMANDS
+from hpcrun.storage.store import CheckpointStore
+from tests.support.journal import read_events
+from tests.support.start_server import COMMANDS
 
 PATIENCE = 300.0
 """Seconds for each wait: a start on a busy machine takes minutes."""

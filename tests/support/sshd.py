@@ -17,9 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.jobs import PATIENCE, wait_for
+from tests.support.jobs import PATIENCE, wait_for
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HOST = "login.site"
 _SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROGRAMS = ("ssh", "ssh-keygen", "sshd", "rsync", "git", "unshare", "nsenter", "setpriv", "ip")

@@ -14,9 +14,9 @@ from typing import Any
 
 import xxhash
 
-from hpcrun.checkpoint.storage.disk import LOCAL, blocks
-from hpcrun.checkpoint.storage.errors import CheckpointError, DamagedCheckpoint
 from hpcrun.run.directory import RunDirectory
+from hpcrun.storage.disk import LOCAL, blocks
+from hpcrun.storage.errors import CheckpointError, DamagedCheckpoint
 
 MANIFEST = "manifest.json"
 MANIFEST_LIMIT = 64 << 20
