@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.diagnose.catalog import explained, known_cause
-from hpcrun.diagnose.mistakes import is_of_site, is_told, may_pass, never_helps
+from hpcrun.diagnose.explanations import explained, known_cause
 from hpcrun.diagnose.read_log import before_termination, words_at_exit
-from hpcrun.run.endings import Exit, Failure, Hang, headline, last_words, node_name
-
-_CASCADE = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
-    r"|reset by peer|remote process (has )?exited|communicator was aborted|watchdog"
-    r"|socket timeout|timed out waiting|wait timeout|DistNetworkError|DistStoreError"
-    r"|failed to recv|connectFullMesh|Gloo.*(closed|timed? ?out)|^(PeerFailed|RankZeroFailed):",
-    re.IGNORECASE,
+from hpcrun.run.endings import (
+    LOG_ENDS,
+    OWN_EXIT,
+    READ_FAILURE,
+    Exit,
+    Failure,
+    Hang,
+    headline,
+    is_cascade,
+    last_words,
+    node_name,
 )
+from hpcrun.run.failures.mistakes import is_of_site, is_told, may_pass, never_helps
 
 # Output of srun and slurmstepd at a task's end (srun(1), --kill-on-bad-exit).
 _SRUN_TASK = re.compile(
@@ -91,9 +94,6 @@ _OUT_OF_MEMORY = ("OutOfMemory", "OutOfMemoryError", "MemoryError")
 CERTAIN = ("NotDeterministic", "NotTrainable")
 """hpcrun's error about a task's values or calls (a kernel, for example): no node can change the failure."""
 
-# hpcrun's error of a rank that cannot read a checkpoint which other ranks may be able to read.
-_READ_FAILURE = "ReadFailure"
-
 # Messages that point at the machine and not at the program.
 _NODE_FAULT = re.compile(
     r"killed by SIG(KILL|BUS)|: Killed|Bus error|CUDA error: (uncorrectable|unspecified launch|hardware"
@@ -111,19 +111,6 @@ def blames_node(diagnosis: Diagnosis) -> bool:
     known = known_cause(diagnosis.line)
     of_node = known is not None and known.retry == "elsewhere" and known.kind in _OF_NODES
     return diagnosis.node_fault or of_node or bool(_NODE_FAULT.search(diagnosis.line))
-
-
-LOG_ENDS = "; its log ends with: "
-"""Text before the last line of a log without a traceback."""
-OWN_EXIT = "ended itself with exit code"
-"""Text for a Python program that chose its exit code: its log has no traceback."""
-
-
-def is_cascade(failure: Failure) -> bool:
-    """Return True if the failure only reports that another rank has gone."""
-    # A file system may say "Connection reset by peer" too.
-    by_itself = failure.kind == _READ_FAILURE
-    return not by_itself and bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
 
 
 def first_cause(
@@ -277,7 +264,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     kind = "out of memory" if first.kind in _OUT_OF_MEMORY else first.kind
     full = f"{first.kind}: {first.message}"
     traceback = first.traceback
-    passes = first.kind == _READ_FAILURE or is_cascade(first) or bool(first.passing)
+    passes = first.kind == READ_FAILURE or is_cascade(first) or bool(first.passing)
     own = first.kind in CERTAIN or first.certain
     # The last line of a log may be a warning.
     told = is_told(first.message.rpartition(LOG_ENDS)[2])
@@ -285,7 +272,7 @@ def _from_failure(first: Failure, failures: Sequence[Failure]) -> Diagnosis:
     if not reported and not own:
         reported = (explained(full, at, traceback) or "").removeprefix(f"{first.kind}: ")
     reported = reported or f"{headline(first.message)}{at}"
-    unread, place = first.kind == _READ_FAILURE, _kind_and_place(first)
+    unread, place = first.kind == READ_FAILURE, _kind_and_place(first)
     if unread:
         # The text has the remedy. The catalog knows only the file system's words.
         reported = headline(first.message)

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hpcrun.diagnose.catalog import RETRY_WORDS, Retry, family
-from hpcrun.diagnose.causes import LOG_ENDS
 from hpcrun.diagnose.frames import place
-from hpcrun.diagnose.mistakes import is_of_site, is_told
 from hpcrun.diagnose.read_log import LogLine
 from hpcrun.diagnose.sightings import UNKNOWN, Sighting, Sightings
 from hpcrun.diagnose.state_dict import WRAPPED
+from hpcrun.run.endings import LOG_ENDS
+from hpcrun.run.failures.catalog import RETRY_WORDS, Retry, family
+from hpcrun.run.failures.mistakes import is_of_site, is_told
 
 __all__ = ["UNKNOWN", "Confidence", "FailureFinding", "find_cause"]
 

@@ -6,10 +6,10 @@ Then only bash, srun and slurmstepd know the cause, and write it to the log of t
 import re
 from pathlib import Path
 
-from hpcrun.diagnose.catalog import match
 from hpcrun.diagnose.causes import Diagnosis
 from hpcrun.diagnose.read_log import before_termination, node_without_program
 from hpcrun.run.endings import node_name
+from hpcrun.run.failures.catalog import match
 from hpcrun.run.reports import read_unfit
 
 # "/var/spool/slurmd/job00012/slurm_script: line 17: module: command not found"

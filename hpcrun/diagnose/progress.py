@@ -2,7 +2,7 @@
 
 import re
 
-from hpcrun.diagnose.catalog import phrases
+from hpcrun.run.failures.catalog import phrases
 
 _STEP = re.compile(
     r"(epoch|step|iter|iteration|update|batch)s?[\"' ]{0,2}[:=#\[(]?[\[( ]{0,3}(\d+)|\|\s*()(\d+)/\d+ \["
@@ -14,11 +14,6 @@ _NUMBER = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?%?$")
 _COLUMNS = re.compile(r"[\s|,;]+")
 _ROW = 300
 """Characters: longer lines are no row of a table."""
-
-
-def is_warning(text: str) -> bool:
-    """Return True for a line that its program labels as a warning or as information."""
-    return bool(phrases("warning").search(text[:160]) and not phrases("serious").search(text))
 
 
 def is_row(text: str) -> bool:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from hpcrun.diagnose.collectives import is_default, member_of
 from hpcrun.run.endings import last_words
-from hpcrun.run.files import end_of
+from hpcrun.run.failures.log_end import end_of_log, exception_line
 
 # torch's label has the global rank; any launcher, agent or log collector may print its own labels before.
 _LABEL = re.compile(r"\[rank(?P<rank>\d+)\]:? ?")
@@ -255,12 +255,8 @@ def _line(raw: bytes, name: str, number: int, origin: _Origin) -> LogLine:
     return labeled(text, name, number, origin.rank, until=origin.until)
 
 
-_END = 1 << 16
-"""Bytes that are read from the end of a log."""
-
 _EXECVE = re.compile(r"^(?P<prefix>.*)error: execve\(\): (?P<what>.+)$", re.MULTILINE)
 _STEPD = re.compile(r"slurmstepd-(?P<host>[^\s:]+): $")
-_TRACEBACK = "Traceback (most recent call last):"
 
 
 def words_at_exit(folder: Path, rank: int) -> str | None:
@@ -270,17 +266,6 @@ def words_at_exit(folder: Path, rank: int) -> str | None:
     if unstarted:
         return f"execve(): {unstarted['what']}"
     return last_words(folder, rank) or exception_line(text)
-
-
-def exception_line(text: str) -> str | None:
-    """Return the line of the last traceback in ``text`` that names the exception, or None."""
-    _, found, rest = text.rpartition(_TRACEBACK)
-    if not found:
-        return None
-    lines = rest.splitlines()[1:]
-    named = (line.strip() for line in lines if line.strip() and not line.startswith((" ", "\t")))
-    line = next(named, None)
-    return line[:500] if line else None
 
 
 def node_without_program(folder: Path) -> tuple[str | None, str] | None:
@@ -303,11 +288,6 @@ def node_without_program(folder: Path) -> tuple[str | None, str] | None:
     first = next(iter(failed.values()))
     host = _STEPD.search(first["prefix"])
     return (host and host["host"]), first["what"]
-
-
-def end_of_log(path: Path) -> str:
-    """Return the last 64 KiB of a log as text; "" if it cannot be read."""
-    return end_of(path, _END).decode(errors="replace")
 
 
 _ENDED = re.compile(

@@ -5,11 +5,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hpcrun.diagnose.catalog import KnownMessage, match, named, of_traceback, phrases
 from hpcrun.diagnose.collectives import Positions
-from hpcrun.diagnose.progress import Progress, is_warning
+from hpcrun.diagnose.progress import Progress
 from hpcrun.diagnose.read_log import LogLine
 from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, LoadedKeys
+from hpcrun.run.failures.catalog import (
+    KnownMessage,
+    is_warning,
+    match,
+    named,
+    of_traceback,
+    phrases,
+)
 
 UNKNOWN = "unknown"
 """The id of a finding without a known cause: only the last line with an error is shown."""

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 
-from hpcrun.diagnose.causes import CERTAIN, is_cascade
-from hpcrun.diagnose.of_nodes import is_there
+from hpcrun.diagnose.causes import CERTAIN
 from hpcrun.run.attempt import Attempt
-from hpcrun.run.endings import Failure, node_name
+from hpcrun.run.endings import Failure, is_cascade, node_name
+from hpcrun.run.failures.of_nodes import is_there
 from hpcrun.run.journal.events import BadInput, Saved, Stepped
 from hpcrun.run.journal.state import State
 

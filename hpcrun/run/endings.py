@@ -36,8 +36,22 @@ _OF_TASK = re.compile(
     r"^hpcrun: (Memory cgroup out of memory: .+|the fork server of this node has ended.*)$", re.M
 )
 _UNFINISHED = "unfinished"
+_CASCADE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
+    r"|reset by peer|remote process (has )?exited|communicator was aborted|watchdog"
+    r"|socket timeout|timed out waiting|wait timeout|DistNetworkError|DistStoreError"
+    r"|failed to recv|connectFullMesh|Gloo.*(closed|timed? ?out)|^(PeerFailed|RankZeroFailed):",
+    re.IGNORECASE,
+)
 _LOG_END = 1 << 16
 """Bytes at the end of a log that are searched; other threads print less after the message."""
+
+READ_FAILURE = "ReadFailure"
+"""The kind of the failure of a rank that cannot read a checkpoint which other ranks may be able to read."""
+LOG_ENDS = "; its log ends with: "
+"""Text before the last line of a log without a traceback."""
+OWN_EXIT = "ended itself with exit code"
+"""Text for a Python program that chose its exit code: its log has no traceback."""
 
 _Ending = TypeVar("_Ending", "Failure", "Exit")
 
@@ -150,6 +164,13 @@ def read_failures(folder: Path) -> list[Failure]:
     read = (read_json(path) for path in folder.glob("failure-rank-*.json"))
     found = (_whole(Failure, value) for value in read if value is not None)
     return sorted((failure for failure in found if failure), key=lambda failure: failure.time)
+
+
+def is_cascade(failure: Failure) -> bool:
+    """Return True if the failure only reports that another rank has gone."""
+    # A file system may say "Connection reset by peer" too.
+    by_itself = failure.kind == READ_FAILURE
+    return not by_itself and bool(_CASCADE.search(f"{failure.kind}: {failure.message}"))
 
 
 def record_exit(folder: Path, ended: Exit) -> None:

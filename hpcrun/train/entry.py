@@ -11,8 +11,6 @@ from hpcrun import exit_codes
 from hpcrun.config import Config
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
-from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.mistakes import is_mistake, may_pass_by_cause, passing
 from hpcrun.errors import (
     ClusterError,
     ErrorOnAllRanks,
@@ -39,7 +37,8 @@ from hpcrun.ranks.interfaces import (
 from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.attempt import IN_PLACE, Attempt, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record
-from hpcrun.run.endings import node_name, record_failure
+from hpcrun.run.endings import is_cascade, node_name, record_failure
+from hpcrun.run.failures.mistakes import is_mistake, may_pass_by_cause, passing
 from hpcrun.run.journal.events import BadInput, Saved, Started
 from hpcrun.run.journal.journal import Journal, job_of_process
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcrun.diagnose.catalog import entries, explained, match, may_match
+from hpcrun.diagnose.explanations import explained
 from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.read_log import labeled
+from hpcrun.run.failures.catalog import entries, match, may_match
 
 _LOGS = Path(__file__).with_name("logs")
 

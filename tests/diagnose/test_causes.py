@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause, is_cascade
-from hpcrun.run.endings import Exit, Failure, Hang, last_words, read_hang, record_hang, stacks_path
+from hpcrun.diagnose.causes import Diagnosis, blames_node, first_cause
+from hpcrun.run.endings import (
+    Exit,
+    Failure,
+    Hang,
+    is_cascade,
+    last_words,
+    read_hang,
+    record_hang,
+    stacks_path,
+)
 
 _GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:60045"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcrun.diagnose.catalog import entries
-from hpcrun.diagnose.literals import Grams, literals
+from hpcrun.run.failures.catalog import entries
+from hpcrun.run.failures.literals import Grams, literals
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.diagnose import of_nodes
-from hpcrun.diagnose.mistakes import is_mistake, may_pass_by_cause, passing
-from hpcrun.diagnose.of_nodes import folders_of_program, module_may_return, path_may_return
 from hpcrun.errors import UserError
+from hpcrun.run.failures import of_nodes
+from hpcrun.run.failures.mistakes import is_mistake, may_pass_by_cause, passing
+from hpcrun.run.failures.of_nodes import folders_of_program, module_may_return, path_may_return
 
 NONE = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
 SHUT = "PermissionError: [Errno 13] Permission denied: '{}'"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.diagnose.causes import is_cascade
-from hpcrun.diagnose.script_log import ScriptError, script_error
 from hpcrun.job.script.end import ScriptEnd
+from hpcrun.run.endings import is_cascade
+from hpcrun.run.failures.script_log import ScriptError, script_error
 
 RANK_1 = """\
 [rank1]: Traceback (most recent call last):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.diagnose.catalog import explained, known_cause
+from hpcrun.diagnose.explanations import explained, known_cause
 from hpcrun.diagnose.finding import FailureFinding, find_cause
 from hpcrun.diagnose.read_log import labeled
 from hpcrun.diagnose.state_dict import wrapper_in

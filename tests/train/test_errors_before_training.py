@@ -8,8 +8,7 @@ import pytest
 
 from hpcrun import exit_codes
 from hpcrun.config import override_layer, resolve, to_yaml
-from hpcrun.diagnose.causes import blames_node, first_cause, is_cascade
-from hpcrun.diagnose.mistakes import is_mistake
+from hpcrun.diagnose.causes import blames_node, first_cause
 from hpcrun.errors import (
     ErrorOnAllRanks,
     NodeUnfit,
@@ -25,7 +24,8 @@ from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import STOP, StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import read_failures
+from hpcrun.run.endings import is_cascade, read_failures
+from hpcrun.run.failures.mistakes import is_mistake
 from hpcrun.run.journal.events import Cause
 from hpcrun.storage.errors import ReadFailure
 from hpcrun.train.entry import note_refusal, run_attempt, run_rank

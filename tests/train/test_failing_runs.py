@@ -13,10 +13,11 @@ from torch.utils.data import get_worker_info
 
 from hpcrun import exit_codes, get_rank
 from hpcrun.checkpoint.sharded import copies
-from hpcrun.diagnose.causes import first_cause, is_cascade
+from hpcrun.diagnose.causes import first_cause
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
+from hpcrun.run.endings import is_cascade
 from hpcrun.run.files import read_lines
 from hpcrun.train.data.batching import samples
 from tests.support.on_ranks import forked

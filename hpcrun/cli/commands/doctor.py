@@ -15,7 +15,6 @@ from typing import Any
 
 from hpcrun.cli.arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.cli.output import print_json
-from hpcrun.diagnose.catalog import RETRY_WORDS
 from hpcrun.diagnose.finding import UNKNOWN, FailureFinding, find_cause
 from hpcrun.diagnose.read_log import LogLine, read_log, read_stream
 from hpcrun.diagnose.run_lines import (
@@ -28,6 +27,7 @@ from hpcrun.diagnose.stacks import ranges
 from hpcrun.errors import UserError
 from hpcrun.printing import say
 from hpcrun.run.directory import RunDirectory
+from hpcrun.run.failures.catalog import RETRY_WORDS
 from hpcrun.run.files import read_json
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.slow_nodes import replaced_now, slow_now

@@ -16,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun import exit_codes
-from hpcrun.diagnose.causes import LOG_ENDS, OWN_EXIT
-from hpcrun.diagnose.mistakes import is_refusal, passing_of_script, repeats_at_start
-from hpcrun.diagnose.script_log import ScriptError
 from hpcrun.job.script.starters import is_python_program
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
+    LOG_ENDS,
+    OWN_EXIT,
     Failure,
     HeardStop,
     node_name,
     record_heard_stop,
     write_failure,
 )
+from hpcrun.run.failures.mistakes import is_refusal, passing_of_script, repeats_at_start
+from hpcrun.run.failures.script_log import ScriptError
 from hpcrun.run.journal.events import Saved, Started, Stepped, Stopped
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.rendezvous import memory_folder

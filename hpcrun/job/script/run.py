@@ -23,7 +23,6 @@ from pathlib import Path
 
 from hpcrun import exit_codes
 from hpcrun.descendants import adopt_orphans, die_with_parent
-from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script.command import Launcher
@@ -37,6 +36,7 @@ from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.endings import record_unfinished
+from hpcrun.run.failures.script_log import script_error
 from hpcrun.run.journal.events import CopiesFound
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile, RendezvousStopped, ScriptEnded

@@ -7,7 +7,6 @@ import pytest
 
 from hpcrun.diagnose.finding import find_cause
 from hpcrun.diagnose.run_lines import lines_of_attempt
-from hpcrun.diagnose.script_log import ScriptError, script_error
 from hpcrun.errors import NotDeterministic
 from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
@@ -17,6 +16,7 @@ from hpcrun.job.script.end import ScriptEnd, record_end
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import Failure, record_failure, write_failure
+from hpcrun.run.failures.script_log import ScriptError, script_error
 from hpcrun.run.files import make_log_folder
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.journal.state import State

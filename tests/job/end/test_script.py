@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from hpcrun.diagnose.causes import first_cause
-from hpcrun.diagnose.script_log import ScriptError, script_error
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script import run as running
@@ -26,6 +25,7 @@ from hpcrun.run import record as owner
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import HeardStop, last_output, record_heard_stop
+from hpcrun.run.failures.script_log import ScriptError, script_error
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.record import claim
 from hpcrun.run.reports import ScriptProgress, publish

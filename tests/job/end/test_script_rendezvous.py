@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from hpcrun import exit_codes
-from hpcrun.diagnose.causes import is_cascade
 from hpcrun.job.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
-from hpcrun.run.endings import read_failures, record_failure
+from hpcrun.run.endings import is_cascade, read_failures, record_failure
 from hpcrun.run.rendezvous import End, Rendezvous, RendezvousFile
 from tests.support.journal import read_events
 

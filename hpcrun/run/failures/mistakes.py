@@ -10,16 +10,15 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
-from hpcrun.diagnose.catalog import KnownMessage, match, phrases
-from hpcrun.diagnose.of_nodes import (
+from hpcrun.errors import UserError
+from hpcrun.run.failures.catalog import KnownMessage, is_warning, match, phrases
+from hpcrun.run.failures.of_nodes import (
     Passing,
     folders_of_program,
     module_may_return,
     path_may_return,
 )
-from hpcrun.diagnose.progress import is_warning
-from hpcrun.diagnose.script_log import ScriptError
-from hpcrun.errors import UserError
+from hpcrun.run.failures.script_log import ScriptError
 
 # hpcrun's refusals of a call or a value: no node and no moment changes them.
 _OWN_REFUSALS = frozenset(

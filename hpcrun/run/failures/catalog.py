@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
-from hpcrun.diagnose.literals import Grams, literals
-from hpcrun.diagnose.state_dict import OTHER_MODEL, WRAPPED, wrapper_in
+from hpcrun.run.failures.literals import Grams, literals
 
 Role = Literal["initiating", "symptom", "consequence", "teardown"]
 Retry = Literal["helps", "elsewhere", "unlikely", "never"]
@@ -41,9 +40,6 @@ _FILES = (
 )
 _FAMILIES = ("families", "families-general")
 _LEVELS: dict[Role, int] = {"initiating": 3, "symptom": 2, "consequence": 1, "teardown": 0}
-_SHORT = 120
-"""Characters: for longer messages, only the known words are repeated."""
-
 RETRY_WORDS: dict[Retry, str] = {
     "helps": "a retry can help",
     "elsewhere": "a retry can help on other nodes",
@@ -106,6 +102,11 @@ def phrases(name: str) -> "re.Pattern[str]":
     return re.compile("|".join(_load("phrases")[name]), re.IGNORECASE)
 
 
+def is_warning(text: str) -> bool:
+    """Return True for a line that its program labels as a warning or as information."""
+    return bool(phrases("warning").search(text[:160]) and not phrases("serious").search(text))
+
+
 def may_match(line: str) -> bool:
     """Return False for a line that no entry can match (cheap)."""
     return bool(_index().found(line.lower()))
@@ -160,41 +161,6 @@ def of_traceback(entry: KnownMessage | None, frames: str) -> KnownMessage | None
             if entry.id in one.instead and _compiled(one.frames).search(frames):
                 return one
     return entry
-
-
-def explained(message: str, where: str = "", traceback: str = "") -> str | None:
-    """Return the words of ``message`` with cause and remedy; None for an unknown message.
-
-    Args:
-            where: the place of the error, which follows a short message.
-            traceback: the traceback that the message ends.
-    """
-    known = _first_known(message)
-    if known is None:
-        return None
-    entry, line = of_traceback(known[0], traceback) or known[0], known[1].strip()
-    of_line = match(known[1][:4000])
-    found = of_line and of_line.search(line)
-    assert found
-    words = f"{line}{where}" if len(line) <= _SHORT else found[0][:_SHORT]
-    return f"{words}: {entry.cause}; {entry.remedy}"
-
-
-def known_cause(message: str) -> KnownMessage | None:
-    """Return the initiating entry of the first line of ``message`` that has one, or None."""
-    known = _first_known(message)
-    return known[0] if known else None
-
-
-def _first_known(message: str) -> tuple[KnownMessage, str] | None:
-    """Return the initiating entry of the first line that has one, and the line."""
-    for line in message.splitlines():
-        entry = match(line[:4000])
-        if entry and entry.role == "initiating":
-            if entry.id == OTHER_MODEL and wrapper_in(message):
-                entry = named(WRAPPED)
-            return entry, line
-    return None
 
 
 def named(name: str) -> KnownMessage:

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hpcrun.diagnose.read_log import end_of_log, exception_line
 from hpcrun.run.endings import deepest_own_place
+from hpcrun.run.failures.log_end import end_of_log, exception_line
 
 _LONGEST = 500
 _LONGEST_LINE = 200
