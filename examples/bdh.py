@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcrun.config.fields import Count
+from hpcrun.config.tasks.language_model import BYTES, LanguageModelShape, splits_over_heads
 from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.llama import INIT_STD, rotate, rotation
-from hpcrun.tasks.options import BYTES, LanguageModelShape, splits_over_heads
 
 ROTATION_BASE = 2.0**16
 """As in the authors' experiments: slower than a transformer's rotation, because the heads are much longer."""

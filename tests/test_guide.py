@@ -12,7 +12,7 @@ import pytest
 
 from hpcrun.config import Config
 from hpcrun.config.shape import known_keys
-from hpcrun.tasks.options import LanguageModelData
+from hpcrun.config.tasks.language_model import LanguageModelData
 from tests.support.start_server import prepared
 
 ROOT = Path(__file__).parents[1]

@@ -47,7 +47,9 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("integrations.accelerate", "integrations.transformers"), "frameworks"),
     **dict.fromkeys(("integrations.lightning", "integrations.lightning_state"), "frameworks"),
     **dict.fromkeys(("integrations.hydra", "integrations.wandb"), "frameworks"),
-    **dict.fromkeys(("tasks.llama", "tasks.language_model", "tasks.hugging_face"), "large models"),
+    **dict.fromkeys(
+        ("tasks.llama", "tasks.language_model", "config.tasks.hugging_face"), "large models"
+    ),
     **dict.fromkeys(("tasks.chunked_loss", "tasks.corpus", "tasks.packing"), "large models"),
     **dict.fromkeys(("train.model.deferred", "train.model.counter_draws"), "large models"),
     **dict.fromkeys(("checkpoint.export", "checkpoint.export_progress"), "large models"),

@@ -15,11 +15,11 @@ from hpcrun.api.submission.requests import how_to_submit
 from hpcrun.config import override_layer, submit_options
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import merge
+from hpcrun.config.tasks import BUILTIN
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
 from hpcrun.slurm.launch.slurm_jobs import PATIENCE
 from hpcrun.storage.store import CheckpointStore
-from hpcrun.tasks import BUILTIN
 
 
 def add_runs_dir(parser: argparse._ActionsContainer) -> None:

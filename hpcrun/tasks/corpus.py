@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpcrun.config.tasks.language_model import BYTES, LanguageModelData
 from hpcrun.drafts import draft_folder, sync
 from hpcrun.errors import UserError
-from hpcrun.tasks.options import BYTES, LanguageModelData
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset
 
 from hpcrun.config import Config
+from hpcrun.config.tasks.hugging_face import require_same
+from hpcrun.config.tasks.language_model import BYTES, LanguageModelData, LanguageModelShape
 from hpcrun.errors import UserError
 from hpcrun.tasks import corpus
-from hpcrun.tasks.hugging_face import require_same
 from hpcrun.tasks.llama import Llama, generate
-from hpcrun.tasks.options import BYTES, LanguageModelData, LanguageModelShape
 from hpcrun.train.task import Task
 
 SAMPLE_PROMPT = b"def "

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
+from hpcrun.config.tasks.language_model import LanguageModelShape, RopeScaling
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
-from hpcrun.tasks.options import LanguageModelShape, RopeScaling
 from hpcrun.tasks.packing import attend_in_documents, document_mask
 from hpcrun.train.model.counter_draws import draw_normal
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.estimate.compiled_blocks import compile_blocks
 from hpcrun.estimate.live_storages import LiveStorages, storages
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import blocks, compile_in_place
 
 SHAPE = LanguageModelShape(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpcrun.config.tasks.language_model import LanguageModelData
 from hpcrun.tasks import corpus
-from hpcrun.tasks.options import LanguageModelData
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from hpcrun.config import Config
+from hpcrun.config.tasks.language_model import LanguageModelData
 from hpcrun.errors import UserError
 from hpcrun.tasks import corpus
 from hpcrun.tasks.language_model import LanguageModel
-from hpcrun.tasks.options import LanguageModelData
 
 SMALL = LanguageModelData(max_bytes=10**6, validation_fraction=0.3)
 

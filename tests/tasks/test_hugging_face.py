@@ -9,13 +9,13 @@ import torch
 from hpcrun import Config
 from hpcrun.checkpoint.state.capture import alike, capture_shared
 from hpcrun.cli.main import guarded
+from hpcrun.config.tasks.hugging_face import FILE, config_json, require_same
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.run import directory
-from hpcrun.tasks.hugging_face import FILE, config_json, require_same
 from hpcrun.tasks.language_model import LanguageModel
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.initial_weights import load_initial_weights
 from hpcrun.train.setup import make_model
 from tests.checkpoint.single_rank import engine

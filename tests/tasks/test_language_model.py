@@ -12,11 +12,11 @@ from torch.utils.data import default_collate
 
 from examples.bdh import BDH, BDHShape, BDHTask
 from hpcrun.config import Config, file_layer, locate, resolve, with_task_options
+from hpcrun.config.tasks import options_for
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
-from hpcrun.tasks import options_for
 from hpcrun.tasks.language_model import LanguageModel, printable
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = {"layers": 1, "heads": 2, "width": 32, "context": 32}

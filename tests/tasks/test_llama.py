@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.tasks.chunked_loss import linear_cross_entropy
 from hpcrun.tasks.llama import Llama, generate
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.tasks.packing import attend_in_documents, compiled, document_mask, documents
 
 SHAPE = LanguageModelShape(layers=2, heads=2, width=32, context=24)

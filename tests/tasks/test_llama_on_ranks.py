@@ -5,12 +5,12 @@ import torch
 import torch.distributed as dist
 
 from hpcrun.config import AMPConfig, override_layer, resolve
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.config.training import FSDP
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.language_model import LanguageModel
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel import fsdp

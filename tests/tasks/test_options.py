@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import ConfigError, locate, override_layer, resolve, with_task_options
-from hpcrun.tasks import options_for
+from hpcrun.config.tasks import options_for
 
 
 def checked(*overrides: str):

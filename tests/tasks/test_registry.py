@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from hpcrun.tasks import BUILTIN, options_for
+from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.train.task import Task
 
 

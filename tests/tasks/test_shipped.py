@@ -16,9 +16,10 @@ from hpcrun.config import (
     to_yaml,
     with_task_options,
 )
+from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json, read_lines
-from hpcrun.tasks import BUILTIN, language_model, options_for
+from hpcrun.tasks import language_model
 from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks
 from tests.train.runs import play_rank

@@ -15,13 +15,13 @@ from torch.utils.data import TensorDataset
 
 from hpcrun.api.submission.choose_config import task_path
 from hpcrun.config import override_layer, resolve
+from hpcrun.config.tasks import BUILTIN
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.config.training import FSDP
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.tasks import BUILTIN
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.deferred import build_deferred
 from hpcrun.train.parallel.fsdp import FSDPStrategy
 from hpcrun.train.setup import make_model, open_on_rank

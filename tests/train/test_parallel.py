@@ -7,13 +7,13 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.errors import UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.checks import unreached
 from hpcrun.train.parallel import fsdp, network
 from hpcrun.train.parallel.choose import (

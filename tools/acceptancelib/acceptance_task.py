@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
 

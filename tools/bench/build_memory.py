@@ -27,10 +27,10 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpcrun.config import Config, override_layer, resolve
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.build import build_trainer
 from hpcrun.train.parallel.process_group import control_ranks
 from hpcrun.train.setup import make_model

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcrun.config import AMPConfig
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 
 

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.parallel.strategies import DDPStrategy
 
 BUCKETS = 208

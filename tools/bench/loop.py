@@ -40,8 +40,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.task import Task
 
 LOOPS = ("bare", "bare again", "hpcrun", "accelerate", "lightning")

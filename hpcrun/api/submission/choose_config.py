@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import hpcrun.tasks
 from hpcrun.api.places import runs_folder
 from hpcrun.config import (
     Config,
@@ -29,15 +28,16 @@ from hpcrun.config import (
     read_site,
     resolve,
     submit_options,
+    tasks,
     with_task_options,
 )
+from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.errors import UserError
 from hpcrun.folders import shipped
 from hpcrun.job.script.starters import without_wrappers
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 from hpcrun.slurm.environment import sbatch_defaults
-from hpcrun.tasks import BUILTIN, options_for
 
 _QUICKSTART_TASK = "language-model"
 _INTERPRETER = re.compile(
@@ -172,7 +172,7 @@ def say_idle(request: SubmitRequest, executor: str) -> None:
 def quickstart() -> Path:
     """Return the config of the quick start: the user names neither a config nor another task."""
     # A package's data files are next to its code; importlib.resources would take a third of a dry run's time.
-    return Path(hpcrun.tasks.__file__).with_name("quickstart.yaml")
+    return Path(tasks.__file__).with_name("quickstart.yaml")
 
 
 def default_name(

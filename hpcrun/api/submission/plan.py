@@ -24,6 +24,9 @@ from hpcrun.config import (
     locate,
     read_site,
 )
+from hpcrun.config.tasks import options_for
+from hpcrun.config.tasks.hugging_face import require_same
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
 from hpcrun.job.script.command import check_command
 from hpcrun.printing import say_aside
@@ -33,9 +36,6 @@ from hpcrun.slurm.containers import check_image
 from hpcrun.slurm.launch import submission
 from hpcrun.slurm.launch.submitted import ExecutorName
 from hpcrun.slurm.nodes import cluster_offer
-from hpcrun.tasks import options_for
-from hpcrun.tasks.hugging_face import require_same
-from hpcrun.tasks.options import LanguageModelShape
 
 # Seconds for each answer of the scheduler: without one, its limits are not checked.
 _PATIENCE = 1.0

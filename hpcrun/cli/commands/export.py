@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from hpcrun.cli.arguments import add_saved, find_saved
 from hpcrun.config import load_resolved
+from hpcrun.config.tasks import options_for
+from hpcrun.config.tasks.hugging_face import FILE, config_json
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
 from hpcrun.printing import BAR_DELAY, progress_bar, say
 from hpcrun.run.directory import RunDirectory
 from hpcrun.storage.errors import amount
-from hpcrun.tasks import options_for
-from hpcrun.tasks.hugging_face import FILE, config_json
-from hpcrun.tasks.options import LanguageModelShape
 
 _SHOWN_STEPS = 10
 

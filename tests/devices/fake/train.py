@@ -21,12 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hpcrun.checkpoint.state import capture
 from hpcrun.config import AMPConfig
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.data.micro_batches import MicroBatches
 from hpcrun.train.parallel import fsdp
 from hpcrun.train.parallel.strategies import DDPStrategy

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from gpulib.sizes import BF16, Size, kept_in
 from hpcrun.config import AMPConfig
+from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.tasks.llama import Llama
-from hpcrun.tasks.options import LanguageModelShape
 from hpcrun.train.model.prepare import Preparation
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 

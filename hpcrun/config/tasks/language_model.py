@@ -1,4 +1,4 @@
-"""Options of the built-in tasks, separate from the tasks so that checking them needs no torch."""
+"""Options of the language model: its shape and its data. Checks of them need no torch, unlike the task."""
 
 from pathlib import Path
 from typing import Annotated, Literal

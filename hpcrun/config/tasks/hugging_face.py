@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hpcrun.config.tasks.language_model import VOCABULARY_UNIT, LanguageModelShape
 from hpcrun.errors import UserError, one_line
-from hpcrun.tasks.options import VOCABULARY_UNIT, LanguageModelShape
 
 FILE = "config.json"
 _SCALED = "llama3"
