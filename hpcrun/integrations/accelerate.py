@@ -17,16 +17,16 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader, next_pass
-from hpcrun.integrations.session import (
+from hpcrun.integrations.folder_session import FolderSession
+from hpcrun.integrations.wandb import continue_wandb_run
+from hpcrun.train.data.exact_loader import ExactLoader, next_pass
+from hpcrun.train.own_loop.session import (
     ENDED,
-    FolderSession,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unsaved_state import UnsavedState
-from hpcrun.integrations.wandb import continue_wandb_run
+from hpcrun.train.own_loop.unsaved_state import UnsavedState
 
 _REGISTER = "accelerator.register_for_checkpointing"
 

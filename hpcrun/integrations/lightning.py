@@ -17,16 +17,16 @@ from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.errors import UserError
 from hpcrun.integrations.lightning_state import RankState, TrainerState
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import (
+from hpcrun.ranks.signals import STOP
+from hpcrun.storage.retention import Retention
+from hpcrun.train.data.exact_loader import ExactLoader
+from hpcrun.train.own_loop.session import (
     ENDED,
     Session,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.ranks.signals import STOP
-from hpcrun.storage.retention import Retention
 
 try:
     from lightning.pytorch import Callback

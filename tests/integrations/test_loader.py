@@ -18,8 +18,8 @@ from torch.utils.data import (
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.random_state import generators_in, states
+from hpcrun.train.data.exact_loader import ExactLoader
+from hpcrun.train.data.random_state import generators_in, states
 
 from .loops import Augmented, Lines, SavedLines
 

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hpcrun.integrations.random_state import fingerprint
+from hpcrun.train.data.random_state import fingerprint
 
 _DEPTH, _ITEMS, _BYTES, _SAMPLED = 8, 40, 1 << 16, 8
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)

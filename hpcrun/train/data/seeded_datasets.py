@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.errors import UserError
-from hpcrun.integrations.random_state import generators_in, mixed, seed_with, set_apart
 from hpcrun.ranks.signals import ignore_in_helper_process
+from hpcrun.train.data.random_state import generators_in, mixed, seed_with, set_apart
 
 
 class Order(NamedTuple):

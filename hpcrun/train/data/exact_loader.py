@@ -28,7 +28,16 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.datasets import (
+from hpcrun.printing import say_aside
+from hpcrun.ranks.signals import end_helpers
+from hpcrun.train.data.random_state import (
+    OwnRandomness,
+    fingerprint,
+    generators_in,
+    mixed,
+    reseed,
+)
+from hpcrun.train.data.seeded_datasets import (
     Order,
     Probed,
     Reader,
@@ -40,15 +49,6 @@ from hpcrun.integrations.datasets import (
     has_state,
     set_epoch,
 )
-from hpcrun.integrations.random_state import (
-    OwnRandomness,
-    fingerprint,
-    generators_in,
-    mixed,
-    reseed,
-)
-from hpcrun.printing import say_aside
-from hpcrun.ranks.signals import end_helpers
 
 _REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""

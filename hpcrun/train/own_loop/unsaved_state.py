@@ -2,7 +2,7 @@
 
 An environment, a random generator, a replay memory, a target network or an iterator that the program has not
 passed starts from its beginning after a resume, and the training ends with other weights, without an error.
-They live in variables of the functions that call :meth:`hpcrun.integrations.resumable.Resumable.step`. An
+They live in variables of the functions that call :meth:`hpcrun.train.own_loop.resumable.Resumable.step`. An
 object gets the line only if it has changed between two steps.
 """
 
@@ -26,9 +26,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hpcrun.integrations.own_objects import OwnObject
-from hpcrun.integrations.random_state import generators_in
-from hpcrun.integrations.state_marks import (
+from hpcrun.train.data.random_state import generators_in
+from hpcrun.train.own_loop.own_objects import OwnObject
+from hpcrun.train.own_loop.state_marks import (
     GENERATORS,
     is_iterator,
     is_spinner,
@@ -38,7 +38,7 @@ from hpcrun.integrations.state_marks import (
 )
 
 _PASS = "hpcrun.resumable(..., {word}={name})"
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )

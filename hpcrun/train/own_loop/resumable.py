@@ -14,26 +14,26 @@ from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
-from hpcrun.integrations.held_data import HeldData
-from hpcrun.integrations.loader import (
+from hpcrun.run.reports import report
+from hpcrun.storage.retention import Retention
+from hpcrun.train.data.exact_loader import (
     ExactLoader,
     UnknownLoaders,
     next_pass,
     require_own_generators,
 )
-from hpcrun.integrations.lookahead import END, Lookahead
-from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
-from hpcrun.integrations.rank_data import RankData
-from hpcrun.integrations.session import (
+from hpcrun.train.data.lookahead import END, Lookahead
+from hpcrun.train.own_loop.held_data import HeldData
+from hpcrun.train.own_loop.own_objects import OwnObject, is_own, on_cpu, on_device
+from hpcrun.train.own_loop.rank_data import RankData
+from hpcrun.train.own_loop.session import (
     ENDED,
     Session,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unsaved_state import UnsavedState, unsaved_weights
-from hpcrun.run.reports import report
-from hpcrun.storage.retention import Retention
+from hpcrun.train.own_loop.unsaved_state import UnsavedState, unsaved_weights
 
 
 def resumable(
