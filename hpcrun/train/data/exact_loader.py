@@ -27,16 +27,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hpcrun.checkpoint.state.generators import OwnRandomness, fingerprint, mixed
 from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import end_helpers
-from hpcrun.train.data.random_state import (
-    OwnRandomness,
-    fingerprint,
-    generators_in,
-    mixed,
-    reseed,
-)
+from hpcrun.train.data.found_generators import generators_in, reseed
 from hpcrun.train.data.seeded_datasets import (
     Order,
     Probed,

@@ -26,10 +26,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hpcrun.train.data.random_state import generators_in
+from hpcrun.checkpoint.state.generators import KINDS
+from hpcrun.train.data.found_generators import generators_in
 from hpcrun.train.own_loop.own_objects import OwnObject
 from hpcrun.train.own_loop.state_marks import (
-    GENERATORS,
     is_iterator,
     is_spinner,
     is_suspended,
@@ -117,7 +117,7 @@ class UnsavedState:
             elif self._steps < 2 or not is_iterator(one.value):
                 self._marks[id(one.value)] = one.value, mark
         changed = list({one.name: one for one in changed}.values())
-        if any(isinstance(one.value, GENERATORS) for one in changed):
+        if any(isinstance(one.value, KINDS) for one in changed):
             # Those of other loaders, such as that of a validation.
             read = _read_by_loaders()
             changed = [one for one in changed if id(one.value) not in read]
@@ -208,7 +208,7 @@ class _Look:
                     continue
                 self._seen.add(id(value))
                 kind = "" if _is_plain(value) else self._kind(name, value)
-                if kind and (not own or isinstance(value, GENERATORS)):
+                if kind and (not own or isinstance(value, KINDS)):
                     self.found.append(Carried(name, kind, value))
                 elif not kind and not own:
                     below += _below(name, value)
@@ -218,7 +218,7 @@ class _Look:
         """Return words for an object that may carry state of the training; empty for other objects."""
         kind = type(value)
         shown, package = kind.__name__, kind.__module__.partition(".")[0]
-        if isinstance(value, GENERATORS):
+        if isinstance(value, KINDS):
             default = value is torch.default_generator or value is np.random.mtrand._rand
             return "" if default or shown == "SystemRandom" else f"a random generator, {shown}"
         if isinstance(value, nn.Module):
@@ -377,7 +377,7 @@ def _read_by_loaders() -> set[int]:
         for one in loaders
         for part in (one.generator, one.dataset, one.collate_fn, one.sampler, one.batch_sampler)
     ]
-    own = [part for part in parts if isinstance(part, GENERATORS)]
+    own = [part for part in parts if isinstance(part, KINDS)]
     return {id(one) for one in [*own, *generators_in(*parts)]}
 
 
