@@ -24,8 +24,8 @@ from hpcrun.job.node_errors import concerns_a_node
 from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
-from hpcrun.job.script.end import stop_facts
 from hpcrun.nodes.late_kills import ended_late
+from hpcrun.ranks.script.end import stop_facts
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hpcrun import exit_codes
 from hpcrun.config import Config
+from hpcrun.config.commands.command import Launcher, launching_python
 from hpcrun.devices.affinity import bind_rank, cpus_of_rank
 from hpcrun.devices.devices import missing_driver, require_given_gpus, visible_gpus
 from hpcrun.errors import (
@@ -26,14 +27,13 @@ from hpcrun.job.finalize import finalize
 from hpcrun.job.opening import already_finished, open_attempt
 from hpcrun.job.ownership import Occupied, load_own
 from hpcrun.job.policy import Budgets
-from hpcrun.job.script.command import Launcher, launching_python
-from hpcrun.job.script.run import ScriptTerms, run_script
 from hpcrun.printing import say_aside
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import (
     interface_variables,
     own_interfaces,
 )
+from hpcrun.ranks.script.run import ScriptTerms, run_script
 from hpcrun.ranks.signals import StopFlag, end_helpers
 from hpcrun.run.attempt import IN_PLACE, Attempt, attempt_here, other_tasks
 from hpcrun.run.directory import RunDirectory, RunError, read_record

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.script.end import ScriptEnd
+from hpcrun.ranks.script.end import ScriptEnd
 from hpcrun.run.endings import is_cascade
 from hpcrun.run.failures.script_log import ScriptError, script_error
 

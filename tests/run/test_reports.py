@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.job.script import end as script_end
-from hpcrun.job.script.end import ProgressWatch
+from hpcrun.ranks.script import end as script_end
+from hpcrun.ranks.script.end import ProgressWatch
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_lines

@@ -31,10 +31,10 @@ from hpcrun.config import (
     tasks,
     with_task_options,
 )
+from hpcrun.config.commands.starters import without_wrappers
 from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.errors import UserError
 from hpcrun.folders import shipped
-from hpcrun.job.script.starters import without_wrappers
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
 from hpcrun.slurm.environment import sbatch_defaults

@@ -24,11 +24,11 @@ from hpcrun.config import (
     locate,
     read_site,
 )
+from hpcrun.config.commands.command import check_command
 from hpcrun.config.tasks import options_for
 from hpcrun.config.tasks.hugging_face import require_same
 from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
-from hpcrun.job.script.command import check_command
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hpcrun.api.submission.checks.launchers import program_of
 from hpcrun.config import Config, Job, submit_options
+from hpcrun.config.commands.starters import read_script
 from hpcrun.config.slurm_options import parse_options
-from hpcrun.job.script.starters import read_script
 
 _LINE = re.compile(r"#SBATCH\s+(.*)")
 # Options of sbatch for which hpcrun has another name, or which it sets itself.

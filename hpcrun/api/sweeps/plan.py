@@ -18,8 +18,8 @@ from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL
 from hpcrun.config import Config, Layer
+from hpcrun.config.commands.command import check_command
 from hpcrun.errors import UserError
-from hpcrun.job.script.command import check_command
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.sweep_file import SweepFile, SweepRun, read_sweep

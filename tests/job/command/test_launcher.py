@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.script.command import Launcher, launching_python
+from hpcrun.config.commands.command import Launcher, launching_python
 
 NODE = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "4711"}
 

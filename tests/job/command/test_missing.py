@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hpcrun.config.commands.command import require_there
 from hpcrun.errors import UserError
-from hpcrun.job.script.command import require_there
 
 
 def refused(line: str, folder: Path, **changes: Any) -> bool:

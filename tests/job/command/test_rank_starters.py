@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.config.commands.command import require_script
+from hpcrun.config.commands.starters import rank_starter
 from hpcrun.errors import UserError
-from hpcrun.job.script.command import require_script
-from hpcrun.job.script.starters import rank_starter
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.config.commands.rank_words import knows_ranks, uses_mpi
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.job.script.copies import CopyWatch, is_listening, same_numbers, was_used
-from hpcrun.job.script.end import ProgressWatch
-from hpcrun.job.script.rank_words import knows_ranks, uses_mpi
-from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.script.copies import CopyWatch, is_listening, same_numbers, was_used
+from hpcrun.ranks.script.end import ProgressWatch
+from hpcrun.ranks.script.watch import ScriptWatch
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create

@@ -12,7 +12,7 @@ from hpcrun.job.finalize import Classification, finalize
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending
-from hpcrun.job.script.end import ScriptEnd, record_end
+from hpcrun.ranks.script.end import ScriptEnd, record_end
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.endings import Failure, record_failure, write_failure

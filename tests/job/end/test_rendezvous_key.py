@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from hpcrun.job.script.run import answer, leads_to
+from hpcrun.ranks.script.run import answer, leads_to
 from hpcrun.run.rendezvous import Rendezvous
 
 

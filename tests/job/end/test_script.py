@@ -15,11 +15,11 @@ import pytest
 from hpcrun.diagnose.causes import first_cause
 from hpcrun.job.finalize import finalize
 from hpcrun.job.policy import Budgets
-from hpcrun.job.script import run as running
-from hpcrun.job.script.end import ProgressWatch, ScriptEnd, note_stop
-from hpcrun.job.script.run import ScriptTerms, rank_code, run_script
-from hpcrun.job.script.watch import ScriptWatch, code_of_all
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.script import run as running
+from hpcrun.ranks.script.end import ProgressWatch, ScriptEnd, note_stop
+from hpcrun.ranks.script.run import ScriptTerms, rank_code, run_script
+from hpcrun.ranks.script.watch import ScriptWatch, code_of_all
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.run import record as owner
 from hpcrun.run.attempt import Attempt

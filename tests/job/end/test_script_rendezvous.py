@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcrun import exit_codes
-from hpcrun.job.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.addresses import port_candidates
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.script.run import RankZeroFailed, ScriptTerms, run_script
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create

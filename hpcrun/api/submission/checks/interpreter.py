@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
+from hpcrun.config.commands.command import script_of
+from hpcrun.config.commands.starters import PYTHON
 from hpcrun.config.slurm_options import parse_options
-from hpcrun.job.script.command import script_of
-from hpcrun.job.script.starters import PYTHON
 
 _ASK = """
 import importlib.util, sys

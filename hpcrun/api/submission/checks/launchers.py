@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
-from hpcrun.config.slurm_options import joined_words, parse_options
-from hpcrun.job.script.starters import (
+from hpcrun.config.commands.starters import (
     JOB_STARTERS,
     LAUNCHERS,
     MPI_STARTERS,
@@ -23,6 +22,7 @@ from hpcrun.job.script.starters import (
     read_script,
     shell_program,
 )
+from hpcrun.config.slurm_options import joined_words, parse_options
 
 _OWN_RENDEZVOUS = re.compile(
     r"--(?:nnodes|num[-_]machines|num[-_]nodes)[ =](?!1\b)"

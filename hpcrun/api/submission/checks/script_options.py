@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Config, submit_options
-from hpcrun.job.script.command import script_of
-from hpcrun.job.script.rank_words import sources
+from hpcrun.config.commands.command import script_of
+from hpcrun.config.commands.rank_words import sources
 
 _OF_THE_COMMAND = frozenset(
     {"dry-run", "prepare", "follow", "detach", "no-snapshot", "sweep", "max-parallel", "profile"}

@@ -8,9 +8,9 @@ from pathlib import Path
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.api.submission.checks.launchers import program_of
 from hpcrun.api.submission.requests import requests_in, submit_words
-from hpcrun.job.script.command import script_of
-from hpcrun.job.script.program_file import has_windows_lines, windows_lines
-from hpcrun.job.script.starters import PYTHON, shell_program, without_wrappers
+from hpcrun.config.commands.command import script_of
+from hpcrun.config.commands.program_file import has_windows_lines, windows_lines
+from hpcrun.config.commands.starters import PYTHON, shell_program, without_wrappers
 
 _SEPARATORS = frozenset({";", "&&", "||", "|", "|&", "&", "(", ")", "{", "}"})
 _KEEPS_CODES = re.compile(r"pipefail|PIPESTATUS|pipestatus")

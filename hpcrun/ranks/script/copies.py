@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcrun.job.script.command import script_of
-from hpcrun.job.script.rank_words import knows_ranks, trainer_makes_group, uses_mpi
+from hpcrun.config.commands.command import script_of
+from hpcrun.config.commands.rank_words import knows_ranks, trainer_makes_group, uses_mpi
 
 _LISTENS = "0A"
 _LINES, _BYTES = 3, 1 << 16

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcrun import exit_codes
-from hpcrun.job.script.copies import CopyWatch
-from hpcrun.job.script.end import ProgressWatch, died_of_stop
 from hpcrun.ranks.distributed import DistributedConfig
+from hpcrun.ranks.script.copies import CopyWatch
+from hpcrun.ranks.script.end import ProgressWatch, died_of_stop
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.ranks.watchdog_process import NOTICED
 from hpcrun.run import record

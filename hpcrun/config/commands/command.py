@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from hpcrun.config import Config
+from hpcrun.config.commands.program_file import (
+    missing_script,
+    require_no_notebook,
+    require_runnable,
+)
+from hpcrun.config.commands.starters import LAUNCHERS, PYTHON, SHELLS, rank_starter, shell_runs
 from hpcrun.errors import UserError
-from hpcrun.job.script.program_file import missing_script, require_no_notebook, require_runnable
-from hpcrun.job.script.starters import LAUNCHERS, PYTHON, SHELLS, rank_starter, shell_runs
 
 
 def check_command(config: Config, folder: Path) -> None:

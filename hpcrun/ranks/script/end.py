@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrun import exit_codes
-from hpcrun.job.script.starters import is_python_program
+from hpcrun.config.commands.starters import is_python_program
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcrun.job.script.command import is_python, script_of
+from hpcrun.config.commands.command import is_python, script_of
 
 _MOST_FILES, _MOST_BYTES = 300, 1 << 20
 _KNOWS = re.compile(
