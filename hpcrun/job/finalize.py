@@ -25,7 +25,6 @@ from hpcrun.job.notifying import notification_of
 from hpcrun.job.policy import Budgets, Decision, decide
 from hpcrun.job.scheduler_view import NO_ENDING, Ending
 from hpcrun.nodes.late_kills import ended_late
-from hpcrun.ranks.script.end import stop_facts
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import (
@@ -35,6 +34,7 @@ from hpcrun.run.endings import (
     read_failures,
     read_hang,
     read_heard_stops,
+    script_stop,
 )
 from hpcrun.run.files import read_json, write_hashed
 from hpcrun.run.goodput import goodput
@@ -337,8 +337,7 @@ def _with_stop_of_other_ranks(run: RunDirectory, state: State, attempt: Attempt)
     if stop and (ended_well or not stop.done):
         return state
     done = ended_well and (published(folder).done or all(one.done for one in heard))
-    facts = {**stop_facts(heard[0].code), **({"done": True} if done else {})}
-    stopped = Stopped(attempt=attempt, cause=heard[0].cause, **facts)
+    stopped = script_stop(attempt, heard[0].cause, heard[0].code, done=done)
     Journal(run).append(stopped)
     return state.after(stopped)
 

@@ -10,6 +10,7 @@ code may have run from the copy in the run directory: the user edits the origina
 import contextlib
 import os
 import re
+import signal
 import socket
 import sysconfig
 import time
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcrun import exit_codes
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import (
     append_line,
@@ -27,6 +30,7 @@ from hpcrun.run.files import (
     read_lines,
     write_json,
 )
+from hpcrun.run.journal.events import Stopped
 
 _TERMINATED = re.compile(
     r"terminate called after throwing an instance of '(?P<kind>[^']+)'\n\s*what\(\): +(?P<what>[^\n]+)"
@@ -36,6 +40,9 @@ _OF_TASK = re.compile(
     r"^hpcrun: (Memory cgroup out of memory: .+|the fork server of this node has ended.*)$", re.M
 )
 _UNFINISHED = "unfinished"
+_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# A shell exits with 128 + n if its child died of signal n.
+_DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, 128 + number))
 _CASCADE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|closed by (remote )?peer"
     r"|reset by peer|remote process (has )?exited|communicator was aborted|watchdog"
@@ -233,6 +240,34 @@ class HeardStop:
     cause: str
     code: int | None
     done: bool = False
+
+
+def died_of_stop(code: int) -> bool:
+    """Return True if this exit code means that a stop signal killed the program."""
+    return code in _DIED_OF_STOP
+
+
+def script_stop(
+    attempt: Attempt, cause: str, code: int | None, *, saved: int | None = None, done: bool = False
+) -> Stopped:
+    """Return the event of a script that ended with ``code`` after a stop signal.
+
+    Args:
+        code: -n for signal n; None: the signal came before the script started.
+        saved: the step that the script reported as saved after the signal.
+        done: the script has finished its work.
+    """
+    facts: dict[str, Any] = {
+        "committed": saved is not None or code == exit_codes.UNFINISHED,
+        "exit_code": code,
+    }
+    if code is None or died_of_stop(code):
+        facts["killed"] = True
+    if saved is not None:
+        facts["step"] = saved
+    if done:
+        facts["done"] = True
+    return Stopped(attempt=attempt, cause=cause, **facts)
 
 
 def record_heard_stop(folder: Path, rank: int, heard: HeardStop) -> None:

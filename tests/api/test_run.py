@@ -161,7 +161,7 @@ def test_a_debug_run_leaves_the_handlers_of_signals(
 
     def handler(_number: int, _frame: object) -> None: ...
 
-    monkeypatch.setattr(debug, "train_here", train_here)
+    monkeypatch.setattr("hpcrun.worker.train_here", train_here)
     first, second = signal.signal(signal.SIGCHLD, handler), signal.getsignal(signal.SIGUSR1)
     try:
         assert debug.run_here(made) == 1

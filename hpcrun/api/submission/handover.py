@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from hpcrun.run.trust import shared_parent_line
 from hpcrun.slurm.environment import scrub
 from hpcrun.slurm.launch import jobs, submission
 from hpcrun.slurm.launch.submitted import ExecutorName, SubmittedJob, withdraw
-from hpcrun.worker import train_here
 
 # SIGINT and SIGTERM end this command; SIGHUP (a closed terminal) does not.
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -237,7 +237,8 @@ def _train_here(run: RunDirectory) -> int:
     attempt = Attempt(job_of_process(run, os.getpid()), 0)
     Journal(run).append(Submitted(attempt=attempt, executor="debug"))
     try:
-        return train_here(run.path)
+        # The entry point of every rank, by name, as in the commands of the other executors.
+        return int(import_module("hpcrun.worker").train_here(run.path))
     except KeyboardInterrupt:
         finalize(run, attempt, INTERRUPTED, None, Ending("cancelled"))
         raise

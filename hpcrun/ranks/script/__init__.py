@@ -1,1 +1,1 @@
-"""The user's script as the ranks of a job: its checks, its start, its signals and its end."""
+"""The user's script as the ranks of a job: its start, its signals and its end."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcrun import exit_codes
 from hpcrun.config.commands.starters import is_python_program
 from hpcrun.ranks.signals import StopReason
 from hpcrun.run.attempt import Attempt
@@ -27,19 +26,18 @@ from hpcrun.run.endings import (
     HeardStop,
     node_name,
     record_heard_stop,
+    script_stop,
     write_failure,
 )
 from hpcrun.run.failures.mistakes import is_refusal, passing_of_script, repeats_at_start
 from hpcrun.run.failures.script_log import ScriptError
-from hpcrun.run.journal.events import Saved, Started, Stepped, Stopped
+from hpcrun.run.journal.events import Saved, Started, Stepped
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.rendezvous import memory_folder
 from hpcrun.run.reports import VARIABLE, ScriptProgress, newest_report, publish
 
 # A shell exits with 128 + n if its child died of signal n.
 _SHELL = 128
-_STOPS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_DIED_OF_STOP = frozenset(code for number in _STOPS for code in (-number, _SHELL + number))
 
 
 SCRIPT_FAILED = "ScriptFailed"
@@ -117,11 +115,6 @@ def _is_abort(code: int) -> bool:
     return code in (*(-number for number in aborts), *(_SHELL + number for number in aborts))
 
 
-def died_of_stop(code: int) -> bool:
-    """Return True if this exit code means that a stop signal killed the program."""
-    return code in _DIED_OF_STOP
-
-
 def note_stop(
     run: RunDirectory,
     attempt: Attempt,
@@ -151,20 +144,7 @@ def note_stop(
         except OSError as error:
             print(f"hpcrun: the signal to stop is not recorded: {error}", file=sys.stderr)
         return
-    step = {} if saved is None else {"step": saved}
-    known = {"done": True} if done else {}
-    facts = {**stop_facts(code, committed=saved is not None), **step, **known}
-    Journal(run).note(Stopped(attempt=attempt, cause=reason.name.lower(), **facts))
-
-
-def stop_facts(code: int | None, *, committed: bool = False) -> dict[str, Any]:
-    """Return the fields of the event ``stopped`` of a script that ended with ``code``.
-
-    Args:
-        code: None: the signal came before the script started.
-    """
-    killed = {"killed": True} if code is None or died_of_stop(code) else {}
-    return {"committed": committed or code == exit_codes.UNFINISHED, "exit_code": code, **killed}
+    Journal(run).note(script_stop(attempt, reason.name.lower(), code, saved=saved, done=done))
 
 
 def record_end(folder: Path, rank: int, end: ScriptEnd, step: int | None) -> None:

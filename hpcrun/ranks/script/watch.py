@@ -11,13 +11,13 @@ from typing import Any
 from hpcrun import exit_codes
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.script.copies import CopyWatch
-from hpcrun.ranks.script.end import ProgressWatch, died_of_stop
+from hpcrun.ranks.script.end import ProgressWatch
 from hpcrun.ranks.signals import StopFlag, StopReason
 from hpcrun.ranks.watchdog_process import NOTICED
 from hpcrun.run import record
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.endings import Hang, last_output, record_hang
+from hpcrun.run.endings import Hang, died_of_stop, last_output, record_hang
 from hpcrun.run.files import read_json
 from hpcrun.run.journal.events import Suspended
 from hpcrun.run.journal.journal import Journal
