@@ -52,7 +52,7 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("checkpoint.weights", "checkpoint.stored_model"), "large models"),
     **dict.fromkeys(("train.model.initial_weights", "cli.commands.export"), "large models"),
     **dict.fromkeys(("estimate", "cli.commands.estimate"), "estimate"),
-    **dict.fromkeys(("train.health.hang_diagnosis", "run.stacks", "job.py_spy"), "hangs"),
+    **dict.fromkeys(("train.health.hang_diagnosis", "run.stacks", "ranks.py_spy"), "hangs"),
     **dict.fromkeys(("diagnose.stacks", "cli.commands.stacks"), "hangs"),
     **dict.fromkeys(("config.site", "slurm.containers", "slurm.avoided_nodes"), "sites"),
     **dict.fromkeys(("job.bad_nodes", "job.notifying", "cli.commands.nodes"), "sites"),

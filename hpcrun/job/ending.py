@@ -18,7 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
-from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
+from hpcrun.job.ownership import Occupied, refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
@@ -38,6 +38,7 @@ from hpcrun.run.files import read_json
 from hpcrun.run.journal.events import CancelRequested, Cause, Ended, GivenUp, RequeueFailed
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.journal.state import State
+from hpcrun.slurm.own_config import load_own
 
 if TYPE_CHECKING:
     from hpcrun.nodes.job_nodes import JobNodes

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.config import Config, Job
-from hpcrun.job.ownership import load_own
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS
+from hpcrun.slurm.own_config import load_own
 
 # The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (

@@ -26,7 +26,7 @@ from hpcrun.errors import (
 )
 from hpcrun.job.finalize import finalize
 from hpcrun.job.opening import already_finished, open_attempt
-from hpcrun.job.ownership import Occupied, load_own
+from hpcrun.job.ownership import Occupied
 from hpcrun.job.policy import Budgets
 from hpcrun.job.script.command import Launcher, launching_python
 from hpcrun.job.script.run import ScriptTerms, run_script
@@ -45,6 +45,7 @@ from hpcrun.run.journal.journal import Journal, job_of_process
 from hpcrun.run.snapshot import copied_path, import_folders, recorded_snapshot, snapshot_command
 from hpcrun.run.streams import copied_to
 from hpcrun.run.trust import SUBMITTED, ForeignRun, require_own_code
+from hpcrun.slurm.own_config import load_own
 from hpcrun.slurm.placement import read_placement, scheduler
 from hpcrun.storage.errors import ReadFailure
 from hpcrun.storage.manifest import newest_manifest

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job import py_spy
+from hpcrun.ranks import py_spy
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.stacks import Stack, StackError
 from tests.cli.test_bad_input import require_one_line

@@ -25,7 +25,6 @@ from hpcrun import exit_codes
 from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.diagnose.script_log import script_error
 from hpcrun.errors import ClusterError, UserError
-from hpcrun.job.py_spy import script_stacks
 from hpcrun.job.script.command import Launcher
 from hpcrun.job.script.copies import CopyWatch
 from hpcrun.job.script.end import ProgressWatch, ScriptEnd, note_stop, record_end
@@ -33,6 +32,7 @@ from hpcrun.job.script.watch import ScriptWatch
 from hpcrun.ranks.addresses import bound_address, is_free, listen, port_candidates, wanted_ports
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import gloo_interface, rendezvous_addresses
+from hpcrun.ranks.py_spy import script_stacks
 from hpcrun.ranks.signals import StopFlag
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, RunError

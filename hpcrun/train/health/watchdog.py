@@ -24,10 +24,10 @@ from typing import IO, Any, NoReturn
 from hpcrun import exit_codes
 from hpcrun.config import Config
 from hpcrun.job.finalize import finalize
-from hpcrun.job.py_spy import with_workers
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import NodeLinks
+from hpcrun.ranks.py_spy import with_workers
 from hpcrun.ranks.signals import kill_helpers
 from hpcrun.ranks.watchdog_process import STOPPED, WatchdogProcess
 from hpcrun.run.attempt import Attempt
