@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 DECIDES, TRAINS, BOTH = "decides", "trains", "both"
 """The half that submits, starts, watches and decides; the half that trains; what both may import."""
+ENTRY = "entry point"
+"""The start of every rank: it may import both halves."""
 
 ROOMS: dict[str, str] = {
     # The public names are imported at their first use.
@@ -29,7 +31,8 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("descendants", "drafts", "errors", "exit_codes", "folders", "printing"), BOTH),
     **dict.fromkeys(("config", "run", "storage", "devices", "slurm"), BOTH),
     **dict.fromkeys(("job", "diagnose", "api", "cli", "submit", "__main__"), DECIDES),
-    **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks"), TRAINS),
+    **dict.fromkeys(("ranks", "checkpoint", "train", "tasks"), TRAINS),
+    "worker": ENTRY,
     # Add-ons, by module: most of them live between the modules of the core today.
     **dict.fromkeys(
         ("nodes", "checkpoint.memory", "run.memory_keeper", "job.in_place"), "in place"
@@ -261,7 +264,7 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="run a job on the local cluster as well")
     options, trees = parser.parse_args(), modules()
     edges = imports(trees)
-    core, (entered, imported) = {BOTH, DECIDES, TRAINS}, dry_run()
+    core, (entered, imported) = {BOTH, DECIDES, TRAINS, ENTRY}, dry_run()
     add_ons = {*ROOMS.values()} - core
     at_import = [pair for pair, kind in edges.items() if kind == "at import"]
     figures: list[tuple[str, list[str], str]] = [

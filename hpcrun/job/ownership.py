@@ -6,18 +6,14 @@ nodes. For another job, only Slurm knows.
 
 import os
 
-from hpcrun.errors import UserError
 from hpcrun.job.scheduler_view import query_job
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.journal.events import Ended, FoundOccupied, Opened, Submitted
+from hpcrun.run.journal.events import Ended, FoundOccupied, Opened, Prepared, Submitted
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.opening import Occupied
 from hpcrun.run.journal.state import State
 from hpcrun.slurm.answers import is_over
-
-
-class Occupied(UserError):
-    """Another job has the run."""
 
 
 def require_free(run: RunDirectory, attempt: Attempt, state: State) -> None:
@@ -79,11 +75,11 @@ def _job_before(state: State, attempt: Attempt) -> str | None:
         if event.attempt is None:
             continue
         if event.attempt.job == attempt.job:
-            # The attempt's own job has opened the run since.
-            found = None if isinstance(event, Opened) else found
+            # The attempt's own job has the run since.
+            found = None if isinstance(event, Prepared | Opened) else found
             continue
         job = event.attempt.job
-        if isinstance(event, Submitted | Opened) and event.executor == "slurm":
+        if isinstance(event, Submitted | Prepared | Opened) and event.executor == "slurm":
             over.discard(job)
             elsewhere = here is not None and (event.cluster or here) != here
             found = None if elsewhere else job

@@ -40,13 +40,14 @@ class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
     ``started``: False if too few nodes were left for a step. ``stuck``: why Slurm created no step, in srun's
-    words; srun was ended then.
+    words; srun was ended then. ``refused``: the attempt may not begin, so no rank was started.
     """
 
     code: int
     failed: str | None = None
     started: bool = True
     stuck: str | None = None
+    refused: bool = False
 
     @property
     def killed(self) -> bool:
