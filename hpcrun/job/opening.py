@@ -5,14 +5,19 @@ in an salloc, torchrun, the executor `debug`), the entry point of rank 0 does th
 """
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
 
+from hpcrun import exit_codes
+from hpcrun.config import Config
 from hpcrun.diagnose.read_log import scheduler_word
+from hpcrun.errors import UserError
 from hpcrun.job.finalize import with_lost_announcement, write_result
 from hpcrun.job.ownership import require_free, require_own_number
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.job.scheduler_view import batch_log
-from hpcrun.run.attempt import Attempt
+from hpcrun.run.attempt import Attempt, attempt_here
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
 from hpcrun.run.files import read_lines
@@ -24,8 +29,17 @@ from hpcrun.run.journal.events import (
     Prepared,
 )
 from hpcrun.run.journal.journal import Journal
-from hpcrun.run.journal.opening import Refused, become_owner, require_new
+from hpcrun.run.journal.opening import (
+    Occupied,
+    Refused,
+    already_finished,
+    become_owner,
+    note_refusal,
+    require_new,
+)
 from hpcrun.run.journal.state import AttemptRecord, State
+from hpcrun.slurm.own_config import load_own
+from hpcrun.slurm.placement import job_id
 
 
 def open_attempt(
@@ -58,6 +72,28 @@ def open_attempt(
         _require_own(run, attempt, state)
         require_new(run, attempt, state)
     return become_owner(run, attempt, _admitted(run, attempt, budgets, state), **facts)
+
+
+def may_begin(run: RunDirectory, attempt: Attempt, config: Config, executor: str) -> bool:
+    """Prepare ``attempt``; return False, with a line and its records, if it may not begin.
+
+    Args:
+        run: the run directory.
+        attempt: the attempt that begins.
+        config: the config of the run.
+        executor: slurm or local.
+    """
+    try:
+        prepare_attempt(run, attempt, Budgets.of(config), executor)
+    except (Occupied, Refused) as refusal:
+        print(f"hpcrun: {refusal}", flush=True)
+        if isinstance(refusal, Refused):
+            note_refusal(run, attempt, refusal)
+        return False
+    except (UserError, OSError) as error:
+        # Without the event, rank 0 prepares the attempt, and its failure is recorded.
+        print(f"hpcrun: {attempt.owner} is not prepared: {error}", flush=True)
+    return True
 
 
 def prepare_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, executor: str) -> None:
@@ -166,3 +202,20 @@ def _last_sign(run: RunDirectory, state: State, record: AttemptRecord) -> float:
         if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
     ]
     return float(max([record.started, *reported, *logged]))
+
+
+def main() -> int:
+    """Prepare the attempt of the local cluster that this environment belongs to; 2: it may not begin."""
+    run, job = RunDirectory(Path(sys.argv[1]).absolute()), job_id(os.environ)
+    try:
+        config, attempt = load_own(run), attempt_here(str(job), os.environ)
+        if already_finished(run, attempt) or may_begin(run, attempt, config, "local"):
+            return exit_codes.DONE
+    except (UserError, OSError):
+        # The ranks report it.
+        return exit_codes.DONE
+    return exit_codes.BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,9 +22,8 @@ from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
 from hpcrun.job.ending import conclude, requeue_after_kill
-from hpcrun.job.opening import prepare_attempt
+from hpcrun.job.opening import may_begin
 from hpcrun.job.ownership import require_own_number
-from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import (
     BatchJob,
     RanksEnd,
@@ -46,7 +45,7 @@ from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS, Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.run.journal.journal import Journal
-from hpcrun.run.journal.opening import Occupied, Refused, already_finished, note_refusal
+from hpcrun.run.journal.opening import already_finished
 from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
 from hpcrun.slurm.batch_environment import (
     inherited_options,
@@ -358,8 +357,8 @@ def start_ranks(
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     config = launch_config(run, own_script=own_script)
     # Before the folder of the logs: after a kill of this process in between, the next one starts here again.
-    if (refused := _refused(run, attempt, config)) is not None:
-        return refused
+    if not may_begin(run, attempt, config, "slurm"):
+        return RanksEnd(exit_codes.BAD_INPUT, refused=True)
     job = in_container(run, config.job)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
@@ -403,21 +402,6 @@ def start_ranks(
         # The cause is this node or temporary, so another start may help.
         print(f"hpcrun: srun cannot be started: {error}", flush=True)
         return RanksEnd(exit_codes.FAILED)
-
-
-def _refused(run: RunDirectory, attempt: Attempt, config: Config) -> RanksEnd | None:
-    """Prepare ``attempt``; return its end if it may not begin, otherwise None."""
-    try:
-        prepare_attempt(run, attempt, Budgets.of(config), "slurm")
-    except (Occupied, Refused) as refusal:
-        print(f"hpcrun: {refusal}", flush=True)
-        if isinstance(refusal, Refused):
-            note_refusal(run, attempt, refusal)
-        return RanksEnd(exit_codes.BAD_INPUT, refused=True)
-    except (UserError, OSError) as error:
-        # Without the event, rank 0 prepares the attempt, and its failure is recorded.
-        print(f"hpcrun: {attempt.owner} is not prepared: {error}", flush=True)
-    return None
 
 
 def _tasks(job: Job, environ: Mapping[str, str]) -> int:
