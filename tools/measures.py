@@ -213,13 +213,18 @@ def dry_run() -> tuple[list[str], list[str]]:
 
 _HOOK = """
 import os, sys
+by_open = None
 def opened(event, arguments):
+    global by_open
     if event == "open" and isinstance(arguments[0], str):
-        name = os.path.basename(arguments[0])
-        if name in ("events.jsonl", "config.yaml") and arguments[2] & 3 == os.O_RDONLY:
+        # open() with an opener is seen twice: with its mode, and then as os.open().
+        again, name = arguments[:2] == (by_open, None), os.path.basename(arguments[0])
+        reads = name in ("events.jsonl", "config.yaml") and arguments[2] & 3 == os.O_RDONLY
+        if reads and not again:
             words = [os.path.basename(word) for word in sys.orig_argv[1:] if not word.startswith("-")]
             with open(os.environ["HPCRUN_MEASURES"], "a") as stream:
                 stream.write(f"{name} in {' '.join(words[:2])}\\n")
+        by_open = arguments[0] if arguments[1] else None
 sys.addaudithook(opened)
 """
 

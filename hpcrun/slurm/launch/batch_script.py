@@ -89,8 +89,8 @@ class BatchRequest:
 _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 
 # An interpreter that does not start (a file server is away, for example) can neither classify nor requeue.
-# A file in the run's folder counts these starts, one line each; the step removes it when it begins. The scripts
-# in sbatch/ have the same lines: Slurm runs a copy of a script, which finds no other file.
+# A file in the run's folder counts these starts, one line each; the step removes it when it begins.
+# The scripts in sbatch/ have the same lines: Slurm runs a copy of a script, which finds no other file.
 STEP_LOOP = """\
 # Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
 runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
