@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 DECIDES, TRAINS, BOTH = "decides", "trains", "both"
 """The half that submits, starts, watches and decides; the half that trains; what both may import."""
+ENTRY = "entry point"
+"""The start of every rank: it may import both halves."""
 
 ROOMS: dict[str, str] = {
     # The public names are imported at their first use.
@@ -29,7 +31,8 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("descendants", "drafts", "errors", "exit_codes", "folders", "printing"), BOTH),
     **dict.fromkeys(("config", "run", "storage", "devices", "slurm"), BOTH),
     **dict.fromkeys(("job", "diagnose", "api", "cli", "submit", "__main__"), DECIDES),
-    **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks"), TRAINS),
+    **dict.fromkeys(("ranks", "checkpoint", "train", "tasks"), TRAINS),
+    "worker": ENTRY,
     # Add-ons, by module: most of them live between the modules of the core today.
     **dict.fromkeys(
         ("nodes", "checkpoint.memory", "run.memory_keeper", "job.in_place"), "in place"
@@ -212,13 +215,18 @@ def dry_run() -> tuple[list[str], list[str]]:
 
 _HOOK = """
 import os, sys
+by_open = None
 def opened(event, arguments):
+    global by_open
     if event == "open" and isinstance(arguments[0], str):
-        name = os.path.basename(arguments[0])
-        if name in ("events.jsonl", "config.yaml") and arguments[2] & 3 == os.O_RDONLY:
+        # open() with an opener is seen twice: with its mode, and then as os.open().
+        again, name = arguments[:2] == (by_open, None), os.path.basename(arguments[0])
+        reads = name in ("events.jsonl", "config.yaml") and arguments[2] & 3 == os.O_RDONLY
+        if reads and not again:
             words = [os.path.basename(word) for word in sys.orig_argv[1:] if not word.startswith("-")]
             with open(os.environ["HPCRUN_MEASURES"], "a") as stream:
                 stream.write(f"{name} in {' '.join(words[:2])}\\n")
+        by_open = arguments[0] if arguments[1] else None
 sys.addaudithook(opened)
 """
 
@@ -263,7 +271,7 @@ def main() -> None:
     parser.add_argument("--run", action="store_true", help="run a job on the local cluster as well")
     options, trees = parser.parse_args(), modules()
     edges = imports(trees)
-    core, (entered, imported) = {BOTH, DECIDES, TRAINS}, dry_run()
+    core, (entered, imported) = {BOTH, DECIDES, TRAINS, ENTRY}, dry_run()
     add_ons = {*ROOMS.values()} - core
     at_import = [pair for pair, kind in edges.items() if kind == "at import"]
     figures: list[tuple[str, list[str], str]] = [

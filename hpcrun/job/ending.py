@@ -18,7 +18,7 @@ from hpcrun.errors import UserError
 from hpcrun.job import in_place, notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
-from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
+from hpcrun.job.ownership import refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
 from hpcrun.job.requeue import (
     WORD_PATIENCE,
@@ -37,7 +37,9 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
 from hpcrun.run.journal.events import CancelRequested, Cause, Ended, GivenUp, RequeueFailed
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.opening import Occupied
 from hpcrun.run.journal.state import State
+from hpcrun.slurm.own_config import load_own
 
 if TYPE_CHECKING:
     from hpcrun.nodes.job_nodes import JobNodes
@@ -111,7 +113,7 @@ def finalize_attempt(
     if stuck is not None and ending.word is None:
         ending = replace(ending, word="node-failure", why=f"Slurm created no step: {stuck}")
     ending = replace(ending, warned_by_term=config.warn_signal == "TERM")
-    budgets = Budgets(**config.restarts.budgets, script=bool(config.command))
+    budgets = Budgets.of(config)
     found = finalize(run, attempt, exit_code, budgets, ending, setup=setup, state=state)
     about = notifying.Notification(
         found.notification,
@@ -196,7 +198,7 @@ def conclude(
         # Ranks that survive their srun would write after the recorded end.
         alive = in_place.end_step(attempt, step_name(attempt))
     until = latest(job.end_time, clock)
-    launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
+    launched = ranks.started and (ranks.refused or lost_step or in_place.was_launched(run, attempt))
     if attempt.in_place and not launched:
         before = _recorded_end(run, attempt)
         if before is not None:

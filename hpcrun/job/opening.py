@@ -1,63 +1,139 @@
-"""The beginning of an attempt: close the previous attempt, ask the policy, and take ownership."""
+"""The beginning of an attempt: close the previous attempt, and ask the policy.
+
+The batch step and the local cluster prepare an attempt before its ranks start. Where there is neither (srun
+in an salloc, torchrun, the executor `debug`), the entry point of rank 0 does the same.
+"""
 
 import os
-import socket
+import sys
+from pathlib import Path
 from typing import Any
 
+from hpcrun import exit_codes
+from hpcrun.config import Config
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
 from hpcrun.job.finalize import with_lost_announcement, write_result
-from hpcrun.job.ownership import Occupied, require_free, require_own_number
+from hpcrun.job.ownership import require_free, require_own_number
 from hpcrun.job.policy import Budgets, decide
 from hpcrun.job.scheduler_view import batch_log
-from hpcrun.run.attempt import Attempt
+from hpcrun.run.attempt import Attempt, attempt_here
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.endings import read_hang
-from hpcrun.run.files import read_json, read_lines
+from hpcrun.run.files import read_lines
 from hpcrun.run.journal.events import (
     AttemptRefused,
-    CancelRequested,
     Cause,
     Ended,
     Finished,
-    Opened,
+    Prepared,
 )
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.opening import (
+    Occupied,
+    Refused,
+    already_finished,
+    become_owner,
+    note_refusal,
+    require_new,
+)
 from hpcrun.run.journal.state import AttemptRecord, State
-from hpcrun.run.record import claim
+from hpcrun.slurm.own_config import load_own
+from hpcrun.slurm.placement import job_id
 
 
-class Refused(UserError):
-    """The restart policy allows this run no further attempt."""
+def open_attempt(
+    run: RunDirectory,
+    attempt: Attempt,
+    budgets: Budgets,
+    state: State | None = None,
+    **facts: Any,
+) -> State:
+    """Prepare ``attempt`` and make this process the run's owner; for a start without a supervisor.
 
+    Args:
+        run: the run directory.
+        attempt: the attempt that begins.
+        budgets: the restarts that the config allows.
+        state: the state of the run, if it has been read.
+        facts: the fields of the event ``opened``.
 
-def already_finished(run: RunDirectory, attempt: Attempt) -> bool:
-    """Return True if an earlier start of this job has finished the run, so that all ranks exit with code 0.
-
-    Each rank checks this before rank 0 opens the attempt; otherwise the other ranks would wait for rank 0.
-    """
-    if attempt.label == "0" or (read_json(run.result) or {}).get("state") != "finished":
-        return False
-    return Journal(run).read().finished_before(attempt)
-
-
-def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts: Any) -> None:
-    """Make ``attempt`` the run's owner and log that it begins. Called once, by rank 0.
-
-    An earlier attempt without a recorded end lost its node, unless Slurm's messages in its batch log
-    give another reason: the attempt itself could not record one.
+    Returns:
+        The state after the opening.
 
     Raises:
         Occupied: another job has the run, or this job is cancelled.
         Refused: a budget is used up, and result.json says which; or this attempt was opened before.
         OSError: the run directory cannot be written.
     """
+    state = Journal(run).read() if state is None else state
+    executor = facts.get("executor")
+    if executor == "slurm":
+        _require_own(run, attempt, state)
+        require_new(run, attempt, state)
+    return become_owner(run, attempt, _admitted(run, attempt, budgets, state), **facts)
+
+
+def may_begin(run: RunDirectory, attempt: Attempt, config: Config, executor: str) -> bool:
+    """Prepare ``attempt``; return False, with a line and its records, if it may not begin.
+
+    Args:
+        run: the run directory.
+        attempt: the attempt that begins.
+        config: the config of the run.
+        executor: slurm or local.
+    """
+    try:
+        prepare_attempt(run, attempt, Budgets.of(config), executor)
+    except (Occupied, Refused) as refusal:
+        print(f"hpcrun: {refusal}", flush=True)
+        if isinstance(refusal, Refused):
+            note_refusal(run, attempt, refusal)
+        return False
+    except (UserError, OSError) as error:
+        # Without the event, rank 0 prepares the attempt, and its failure is recorded.
+        print(f"hpcrun: {attempt.owner} is not prepared: {error}", flush=True)
+    return True
+
+
+def prepare_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, executor: str) -> None:
+    """Check that ``attempt`` may begin, and log it: rank 0 then opens the attempt without a decision.
+
+    Calls before the ranks have begun may be repeated, for example after a kill of this process.
+
+    Args:
+        run: the run directory.
+        attempt: the attempt that begins.
+        budgets: the restarts that the config allows.
+        executor: slurm or local.
+
+    Raises:
+        Occupied: another job has the run.
+        Refused: a budget is used up; result.json says which.
+        OSError: the run directory cannot be written.
+    """
     journal = Journal(run)
     state = journal.read()
-    if facts.get("executor") == "slurm":
-        require_free(run, attempt, state)
-        require_own_number(run, attempt, state)
-        _require_new(run, attempt, state)
+    if executor == "slurm":
+        _require_own(run, attempt, state)
+    _admitted(run, attempt, budgets, state)
+    cluster = os.environ.get("SLURM_CLUSTER_NAME")
+    place: dict[str, Any] = {"cluster": cluster} if cluster else {}
+    journal.append(Prepared(attempt=attempt, executor=executor, **place))
+
+
+def _require_own(run: RunDirectory, attempt: Attempt, state: State) -> None:
+    require_free(run, attempt, state)
+    require_own_number(run, attempt, state)
+
+
+def _admitted(run: RunDirectory, attempt: Attempt, budgets: Budgets, state: State) -> State:
+    """Record the missing ends of earlier attempts and ask the policy; return the state.
+
+    An earlier attempt without a recorded end lost its node, unless Slurm's messages in its batch log
+    give another reason: the attempt itself could not record one.
+    """
+    journal = Journal(run)
     before = state = with_lost_announcement(run, state)
     for record in before.attempts:
         if record.cause is None and record.attempt != attempt:
@@ -75,7 +151,11 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             state = state.after(ended)
     # Another job is another submission by a person and starts with fresh budgets.
     chain = state.chain(attempt.job)
-    history = [one for one in state.attempts_of_newest_job if one.attempt.job in chain]
+    history = [
+        one
+        for one in state.attempts_of_newest_job
+        if one.attempt.job in chain and one.attempt != attempt
+    ]
     # After a start that finished, only the result is missing: this start writes it again.
     if history and history[-1].cause not in (None, Cause.FINISHED):
         decision = decide(history, budgets)
@@ -85,34 +165,10 @@ def open_attempt(run: RunDirectory, attempt: Attempt, budgets: Budgets, **facts:
             state = state.after(refused)
             write_result(run, state, history[-1].cause, "", decision.reason, state.committed)
             raise Refused(f"{run.name}: not started again: {decision.reason}")
-    claim(run, attempt)
     if not history:
         # The result of an earlier job: `submit` removes it, sbatch by hand does not.
         run.result.unlink(missing_ok=True)
-    cluster = os.environ.get("SLURM_CLUSTER_NAME")
-    place: dict[str, Any] = {"cluster": cluster} if cluster else {}
-    step = os.environ.get("SLURM_STEP_ID", "")
-    if facts.get("executor") == "slurm" and step.isdecimal():
-        # For late_kills.py.
-        place["slurm_step"] = int(step)
-    reported: dict[str, Any] = {"host": socket.gethostname(), **place, **facts}
-    journal.append(Opened(attempt=attempt, **reported))
-    if attempt.in_place and journal.read().without_opening(attempt).was_cancelled(attempt.job):
-        # The cancellation came while the batch step decided. The event above would hide it.
-        journal.append(CancelRequested(attempt=attempt))
-        raise Occupied(f"{run.name}: job {attempt.job} is cancelled")
-
-
-def _require_new(run: RunDirectory, attempt: Attempt, state: State) -> None:
-    """Raise Refused if an earlier srun of the same allocation (salloc) has opened this attempt.
-
-    Files of that step (the rendezvous of the ranks, failures) would be mistaken for files of this step.
-    """
-    if state.has_opened(attempt):
-        raise Refused(
-            f"{run.name}: attempt {attempt.owner} has run before in this allocation; start the next attempt "
-            f"with SLURM_RESTART_COUNT={attempt.restart + 1} in front of srun, or submit the run"
-        )
+    return state
 
 
 def _end_of(
@@ -146,3 +202,20 @@ def _last_sign(run: RunDirectory, state: State, record: AttemptRecord) -> float:
         if line.get("restart") == record.attempt.restart and line.get("time", 0.0) >= record.started
     ]
     return float(max([record.started, *reported, *logged]))
+
+
+def main() -> int:
+    """Prepare the attempt of the local cluster that this environment belongs to; 2: it may not begin."""
+    run, job = RunDirectory(Path(sys.argv[1]).absolute()), job_id(os.environ)
+    try:
+        config, attempt = load_own(run), attempt_here(str(job), os.environ)
+        if already_finished(run, attempt) or may_begin(run, attempt, config, "local"):
+            return exit_codes.DONE
+    except (UserError, OSError):
+        # The ranks report it.
+        return exit_codes.DONE
+    return exit_codes.BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

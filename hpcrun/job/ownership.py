@@ -5,43 +5,15 @@ nodes. For another job, only Slurm knows.
 """
 
 import os
-import sys
-from collections.abc import Mapping
 
-from hpcrun import exit_codes
-from hpcrun.config import Config, load_resolved
-from hpcrun.errors import UserError
 from hpcrun.job.scheduler_view import query_job
-from hpcrun.run.attempt import Attempt, attempt_here
+from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.journal.events import Ended, FoundOccupied, Opened, Submitted
+from hpcrun.run.journal.events import Ended, FoundOccupied, Opened, Prepared, Submitted
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.opening import Occupied
 from hpcrun.run.journal.state import State
-from hpcrun.run.trust import SUBMITTED, own_config
 from hpcrun.slurm.answers import is_over
-from hpcrun.slurm.placement import job_id, scheduler
-
-
-def load_own(
-    run: RunDirectory,
-    environ: Mapping[str, str] = os.environ,
-) -> Config:
-    """Return the run's config after the check of its owner; no process of a job reads it in another way.
-
-    Args:
-        run: the run directory.
-        environ: has the digest of the submitted config, if it is known.
-
-    Raises:
-        ForeignRun: the run is of another user, or is not what was submitted.
-        UserError: the file is not a resolved config.
-        OSError: the file cannot be read, for example because a file server does not answer.
-    """
-    return load_resolved(run.config, own_config(run, environ.get(SUBMITTED)))
-
-
-class Occupied(UserError):
-    """Another job has the run."""
 
 
 def require_free(run: RunDirectory, attempt: Attempt, state: State) -> None:
@@ -103,36 +75,14 @@ def _job_before(state: State, attempt: Attempt) -> str | None:
         if event.attempt is None:
             continue
         if event.attempt.job == attempt.job:
-            # The attempt's own job has opened the run since.
-            found = None if isinstance(event, Opened) else found
+            # The attempt's own job has the run since.
+            found = None if isinstance(event, Prepared | Opened) else found
             continue
         job = event.attempt.job
-        if isinstance(event, Submitted | Opened) and event.executor == "slurm":
+        if isinstance(event, Submitted | Prepared | Opened) and event.executor == "slurm":
             over.discard(job)
             elsewhere = here is not None and (event.cluster or here) != here
             found = None if elsewhere else job
         elif isinstance(event, Ended) and event.restart_allowed is False:
             over.add(job)
     return None if found in over else found
-
-
-def harmless_code(run: RunDirectory, environ: Mapping[str, str], code: int) -> int:
-    """Return the exit code for a rank that would exit with ``code``: 0 if a newer attempt owns the run.
-
-    After a failed task, srun ends the step by its name, and the newer attempt's step has the same name
-    (observed with Slurm 22.05, when a node returned that was taken for dead): the stale rank would kill
-    the newer attempt.
-    """
-    job = job_id(environ)
-    if code == exit_codes.DONE or job is None or scheduler(environ) != "slurm":
-        return code
-    attempt = attempt_here(job, environ)
-    newer = Journal(run).read().successor(attempt)
-    if newer is None:
-        return code
-    print(
-        f"hpcrun: {newer.owner} owns the run now; {attempt.owner} exits",
-        file=sys.stderr,
-        flush=True,
-    )
-    return exit_codes.DONE

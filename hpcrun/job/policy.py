@@ -7,6 +7,7 @@ here every cause is counted separately (invariant 8).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpcrun.config import Config
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.journal.state import START_SECONDS, AttemptRecord
 
@@ -28,6 +29,11 @@ class Budgets:
     no_progress: int | None = 3
     same_step: int | None = 2
     script: bool = False
+
+    @classmethod
+    def of(cls, config: Config) -> "Budgets":
+        """Return the budgets of the run with this ``config``."""
+        return cls(**config.restarts.budgets, script=bool(config.command))
 
 
 @dataclass(frozen=True)

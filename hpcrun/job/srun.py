@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcrun.config import Config, Job
-from hpcrun.job.ownership import load_own
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.containers import ImageRequest, container_of
 from hpcrun.slurm.node_setup import node_setup_command
 from hpcrun.slurm.notation import STEPS
+from hpcrun.slurm.own_config import load_own
 
 # The same message as slurmstepd writes for a program that it starts itself.
 _FOUND = (
@@ -40,13 +40,14 @@ class RanksEnd:
     """The exit code of the ranks, or of the command ``failed`` that failed before srun started.
 
     ``started``: False if too few nodes were left for a step. ``stuck``: why Slurm created no step, in srun's
-    words; srun was ended then.
+    words; srun was ended then. ``refused``: the attempt may not begin, so no rank was started.
     """
 
     code: int
     failed: str | None = None
     started: bool = True
     stuck: str | None = None
+    refused: bool = False
 
     @property
     def killed(self) -> bool:

@@ -21,6 +21,8 @@ from hpcrun import exit_codes, slurm
 from hpcrun.config import Config, Job
 from hpcrun.devices.devices import GPU_JOB
 from hpcrun.errors import ClusterError, UserError
+from hpcrun.job.ending import conclude, requeue_after_kill
+from hpcrun.job.opening import may_begin
 from hpcrun.job.ownership import require_own_number
 from hpcrun.job.srun import (
     BatchJob,
@@ -43,6 +45,7 @@ from hpcrun.run.attempt import IN_PLACE, JOB_NAME, TASKS, Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import HeldFolder, make_log_folder
 from hpcrun.run.journal.journal import Journal
+from hpcrun.run.journal.opening import already_finished
 from hpcrun.run.trust import SUBMITTED, ForeignRun, own_config
 from hpcrun.slurm.batch_environment import (
     inherited_options,
@@ -264,8 +267,6 @@ def _run_attempts(
     if own_script:
         _prepare_logs(run, attempt)
     if again and failed is None and run.attempt_logs(attempt).exists():
-        from hpcrun.job.ending import requeue_after_kill
-
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         return requeue_after_kill(run, job, own_script=own_script)
     _mark(attempt)
@@ -301,8 +302,6 @@ def _run_in_turn(
             # A new run may have this name: this job must not write its log and its result.
             print(f"hpcrun: {run.path} was deleted while the job ran; the job ends", flush=True)
             return exit_codes.FAILED
-        from hpcrun.job.ending import conclude
-
         end = conclude(run, job, ranks, nodes=nodes, own_script=own_script)
         ranks = None
         if end.following is None:
@@ -357,6 +356,9 @@ def start_ranks(
 ) -> RanksEnd:
     """Run the ranks of ``attempt`` after the set-up of its nodes, and return their end."""
     config = launch_config(run, own_script=own_script)
+    # Before the folder of the logs: after a kill of this process in between, the next one starts here again.
+    if not may_begin(run, attempt, config, "slurm"):
+        return RanksEnd(exit_codes.BAD_INPUT, refused=True)
     job = in_container(run, config.job)
     environ: Mapping[str, str] = os.environ
     if nodes is not None:
@@ -508,8 +510,6 @@ def _was_deleted(folder: HeldFolder) -> bool:
 def _is_finished(run: RunDirectory, attempt: Attempt) -> bool:
     if attempt.restart == 0:
         return False
-    from hpcrun.job.opening import already_finished
-
     try:
         return already_finished(run, attempt)
     except OSError:

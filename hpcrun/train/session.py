@@ -158,8 +158,18 @@ def train(
     distributed: DistributedConfig,
     flag: StopFlag,
     position: Position,
+    on_exit: Callable[[], None],
 ) -> int:
     """Train until the end or an agreed stop; return the exit code (see exit_codes.py).
+
+    Args:
+        run: the run directory.
+        attempt: the attempt.
+        config: the config of the run.
+        distributed: the place of this rank.
+        flag: the stop signals.
+        position: receives the step and the work of this rank.
+        on_exit: called before the watchdog ends this process.
 
     Raises:
         UserError: the task, its data or the description of the ranks is wrong.
@@ -173,7 +183,7 @@ def train(
     if distributed.backend == "nccl" and distributed.rank == 0:
         announce_order(config.train.deterministic)
     ranks = process_group.control_ranks(distributed)
-    with watching(run, attempt, config, distributed, position) as at:
+    with watching(run, attempt, config, distributed, position, on_exit) as at:
         context = Context(run, attempt, config, distributed, ranks, at)
         if distributed.backend == "nccl":
             with at(CONNECTING):

@@ -18,8 +18,8 @@ from hpcrun.devices import vendor
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_lines
-from hpcrun.train.entry import run_rank
 from hpcrun.train.task import Task
+from hpcrun.worker import run_rank
 from tests.devices.late_device import QUEUE
 from tests.support import jobs
 

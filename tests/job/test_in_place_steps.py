@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hpcrun.job.opening import Refused, open_attempt
-from hpcrun.job.ownership import Occupied
+from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.files import make_log_folder, read_json
+from hpcrun.run.journal.opening import Occupied, Refused
 from tests.support import jobs
 from tests.support.journal import read_events, record_event
 

@@ -24,7 +24,7 @@ from hpcrun.run.files import (
     write_json,
 )
 from hpcrun.run.streams import copied_to
-from hpcrun.train.entry import fail
+from hpcrun.train.failures import fail
 from hpcrun.train.position import Position
 from tests.support.kills import killed_at_each_step
 from tests.train.forks import fork_ranks

@@ -280,7 +280,7 @@ def test_a_rank_imports_the_copy_despite_pythonpath(project: Path, run: RunDirec
         "import sys\n"
         "from pathlib import Path\n"
         "from hpcrun.run.directory import RunDirectory\n"
-        "from hpcrun.train.entry import enter_folder\n"
+        "from hpcrun.train.environment import enter_folder\n"
         "enter_folder(RunDirectory(Path(sys.argv[1])))\n"
         "import task\n"
         "print(Path.cwd(), task.__file__, sep='\\n')\n"

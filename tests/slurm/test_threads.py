@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcrun.errors import ClusterError
-from hpcrun.train.entry import threads_per_rank
+from hpcrun.train.environment import threads_per_rank
 
 
 @pytest.mark.parametrize(

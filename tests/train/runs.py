@@ -19,8 +19,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Failure, read_failures
 from hpcrun.run.journal.events import Event
 from hpcrun.train import session
-from hpcrun.train.entry import run_rank
-from hpcrun.worker import leave
+from hpcrun.worker import leave, run_rank
 from tests.support.journal import read_events
 from tests.train.forks import fork_ranks
 

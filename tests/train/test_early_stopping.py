@@ -10,8 +10,8 @@ from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import create
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.storage.store import CheckpointStore
-from hpcrun.train.entry import run_rank
 from hpcrun.train.validation import EarlyStopping
+from hpcrun.worker import run_rank
 from tests.support.journal import read_events
 from tests.support.on_ranks import forked
 from tests.train.forks import fork_ranks

@@ -27,8 +27,9 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import is_cascade, read_failures
 from hpcrun.run.failures.mistakes import is_mistake
 from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.opening import note_refusal
 from hpcrun.storage.errors import ReadFailure
-from hpcrun.train.entry import note_refusal, run_attempt, run_rank
+from hpcrun.worker import run_attempt, run_rank
 from tests.support.journal import read_events, record_event
 from tests.train.forks import fork_ranks
 
@@ -167,7 +168,7 @@ def ended(
 
 
 def unfit(run: RunDirectory, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> Cause:
-    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.entry.require_node")
+    return ended(run, attempt, UNFIT, monkeypatch, "hpcrun.train.environment.require_node")
 
 
 def trained(run: RunDirectory, attempt: Attempt) -> None:

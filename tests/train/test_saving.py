@@ -19,8 +19,8 @@ from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.storage.disk import FileSystem
 from hpcrun.storage.store import CheckpointStore
-from hpcrun.train.entry import run_rank
 from hpcrun.train.saving import build_interval, failure_seconds, make_room
+from hpcrun.worker import run_rank
 from tests.checkpoint import faults
 from tests.checkpoint.test_quarantine import flip
 from tests.support.journal import read_events, record_event

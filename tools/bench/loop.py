@@ -232,7 +232,7 @@ def hpcrun(problem: type[Mlp] | type[SmallGpt]) -> None:
     from hpcrun.config import override_layer, resolve, to_yaml
     from hpcrun.ranks.signals import STOP
     from hpcrun.run.directory import create
-    from hpcrun.train.entry import run_rank
+    from hpcrun.worker import run_rank
 
     task = {Mlp: "MlpTask", SmallGpt: "SmallGptTask"}[problem]
     config = resolve(

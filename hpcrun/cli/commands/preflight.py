@@ -126,7 +126,7 @@ def _container(job: "Job | None", directory: RunDirectory | None) -> Container:
 def _job(directory: RunDirectory | None) -> "Job | None":
     if directory is None:
         return None
-    from hpcrun.job.ownership import load_own
+    from hpcrun.slurm.own_config import load_own
 
     return load_own(directory).job
 

@@ -146,8 +146,16 @@ class Submitted(Event):
     continues: str | None = None
 
 
+class Prepared(Event):
+    """The supervisor lets an attempt begin; its ranks have not begun."""
+
+    tag = "prepared"
+    executor: str | None = None
+    cluster: str | None = None
+
+
 class Opened(Event):
-    """An attempt has begun. ``script``: its ranks run a program that reports no steps by itself.
+    """The ranks of an attempt have begun. ``script``: they run a program that reports no steps by itself.
 
     ``host``, ``pid``: of rank 0. ``hosts``: the nodes, as Slurm writes a list. ``slurm_step``: the number
     of the ranks' step.

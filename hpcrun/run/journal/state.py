@@ -15,6 +15,7 @@ from hpcrun.run.journal.events import (
     Finished,
     Opened,
     Preempted,
+    Prepared,
     Pruned,
     Saved,
     Started,
@@ -29,8 +30,8 @@ START_SECONDS = 60.0
 
 PRUNED = "a search ended it early; `hpcrun resume` continues it"
 
-NO_SIGN = (Submitted, CancelRequested, Preempted, Unknown)
-"""Events that a person causes, or a newer version; they are no sign of an attempt."""
+NO_SIGN = (Submitted, Prepared, CancelRequested, Preempted, Unknown)
+"""Events that come without ranks, of the supervisor, a person or a newer version: no sign of an attempt."""
 
 E = TypeVar("E", bound=Event)
 F = TypeVar("F", bound=Event)
@@ -177,6 +178,10 @@ class State:
     def has_opened(self, attempt: Attempt) -> bool:
         """Return True if ``attempt`` became the owner of the run."""
         return self.opening(attempt) is not None
+
+    def is_prepared(self, attempt: Attempt) -> bool:
+        """Return True if the supervisor lets ``attempt`` begin."""
+        return self.newest(Prepared, attempt) is not None
 
     def successor(self, attempt: Attempt) -> Attempt | None:
         """Return the newer attempt that owns the run after ``attempt``; None: ``attempt`` is the newest."""

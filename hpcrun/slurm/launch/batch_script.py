@@ -90,7 +90,8 @@ _UNUSABLE = re.compile(r"%[0-9]*[A-Za-z]|%%|[\\\n]")
 
 # An interpreter that does not start (a file server is away, for example) can neither classify nor requeue.
 # A file in the run's folder counts these starts, one line each; the step removes it when it begins.
-_STEP = """\
+# The scripts in sbatch/ have the same lines: Slurm runs a copy of a script, which finds no other file.
+STEP_LOOP = """\
 # Starts the ranks of the run, finds the cause of their end, requeues this job if the policy allows it.
 runs() {{ [[ $(scontrol show job "{job}") = *JobState=RUNNING*" Restarts=${{SLURM_RESTART_COUNT:-0}} "* ]]; }}
 trap 'stopped=1' TERM; trap : USR2; unstarted={unstarted}$SLURM_JOB_ID
@@ -190,8 +191,8 @@ def _step_lines(request: BatchRequest) -> list[str]:
     if request.array is not None and request.array.submitted:
         lines += ["# The hash of the config of each run.", *request.array.digests]
         words += ' --submitted="${submitted[$SLURM_ARRAY_TASK_ID]}"'
-    head, loop, rest = _STEP.partition("do\n")
-    text = f"{head}{loop}{_OWNER}\n{rest}" if request.owners else _STEP
+    head, loop, rest = STEP_LOOP.partition("do\n")
+    text = f"{head}{loop}{_OWNER}\n{rest}" if request.owners else STEP_LOOP
     return lines + [
         line.format(step=words, unstarted=begun, job=job, run=run) for line in text.splitlines()
     ]

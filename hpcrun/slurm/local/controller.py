@@ -22,7 +22,7 @@ import psutil
 
 from hpcrun.descendants import adopt_orphans, die_with_parent
 from hpcrun.errors import UserError
-from hpcrun.exit_codes import AGAIN_IN_PLACE, UNFINISHED
+from hpcrun.exit_codes import AGAIN_IN_PLACE, BAD_INPUT, UNFINISHED
 from hpcrun.run import memory_keeper
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.endings import Exit, record_exit
@@ -332,6 +332,10 @@ def _time_left(request: JobRequest, end: float | None) -> bool:
 def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
     """Set up the nodes, check them, and run the tasks; return the result of :meth:`LocalAttempt.wait`."""
     code, word = 0, None
+    if request.before:
+        opened = subprocess.run(request.before, env=attempt.environ, check=False)
+        if opened.returncode == BAD_INPUT:
+            return BAD_INPUT, None
     for stage in attempt.stages():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: {stage}: {len(attempt.tasks)} processes started")

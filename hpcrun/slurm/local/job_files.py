@@ -32,7 +32,8 @@ WITHDRAWN = "withdrawn"
 class JobRequest:
     """A request to the controller: ``nodes`` times ``tasks_per_node`` copies of ``command``.
 
-    Times are in seconds. ``after`` runs at the end of each attempt with ``--exit-code`` and, if
+    Times are in seconds. ``before`` runs before each attempt; exit code 2: the attempt may not begin, and its
+    end follows. ``after`` runs at the end of each attempt with ``--exit-code`` and, if
     this cluster ended the attempt, ``--scheduler WHY``, or ``--limit-near`` after the warning of a time
     limit; its exit code 75 requests a requeue.
     ``warn_signal``: the signal of that warning and of a preemption, such as USR2.
@@ -56,6 +57,7 @@ class JobRequest:
     setup: Sequence[str]
     env: dict[str, str]
     after: Sequence[str]
+    before: Sequence[str] = ()
     node_setup: Sequence[str] = ()
     preflight: Sequence[str] = ()
     warn_signal: str = "USR2"

@@ -94,6 +94,7 @@ def local_request(run: RunDirectory, config: Config) -> JobRequest:
         node_setup=job.node_setup,
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
         env={**container.env, **job.env},
+        before=[sys.executable, "-m", "hpcrun.job.opening", str(run.path)],
         after=[*own, "finalize", str(run.path)],
         submitted=digest_of(own_config(run)),
     )

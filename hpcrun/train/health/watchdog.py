@@ -23,7 +23,6 @@ from typing import IO, Any, NoReturn
 
 from hpcrun import exit_codes
 from hpcrun.config import Config
-from hpcrun.job.finalize import finalize
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.ranks.interfaces import NodeLinks
@@ -37,7 +36,6 @@ from hpcrun.run.files import make_log_folder
 from hpcrun.run.journal.events import Suspended
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.stacks import Answering, Mailbox, own_stacks
-from hpcrun.slurm.placement import scheduler
 from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.health.hang_diagnosis import RankPosition, StallLimits, judge_hang
 from hpcrun.train.parallel import process_group
@@ -346,8 +344,11 @@ def watching(
     config: Config,
     distributed: DistributedConfig,
     position: Position,
+    on_exit: Callable[[], None],
 ) -> Iterator[At]:
     """Run the block with the configured watchdog; without a watchdog in the debug executor (breakpoints).
+
+    ``on_exit`` is called before the watchdog ends this process.
 
     The context yields the context manager for the parts of the work. A process group made in one part gets
     the watchdog's timeout in the next part.
@@ -367,11 +368,6 @@ def watching(
         with answering:
             yield position.at
         return
-
-    def on_exit() -> None:
-        # Batch scripts and the local cluster finalize an attempt themselves.
-        if distributed.rank == 0 and scheduler(os.environ) == "direct":
-            finalize(run, attempt, exit_codes.FAILED, None)
 
     def resumed(seconds: float) -> None:
         # All ranks of a job step are suspended together.

@@ -10,7 +10,7 @@ from hpcrun import exit_codes
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import NotDeterministic, NotTrainable
 from hpcrun.job.finalize import Classification, finalize
-from hpcrun.job.opening import Refused, already_finished, open_attempt
+from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
 from hpcrun.job.scheduler_view import Ending, JobView, SchedulerWord, word_of
 from hpcrun.run.attempt import Attempt
@@ -18,6 +18,7 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.endings import Exit, Hang, record_exit, record_failure, record_hang
 from hpcrun.run.files import read_json, write_json
 from hpcrun.run.journal.events import Cause
+from hpcrun.run.journal.opening import Refused, already_finished
 from hpcrun.storage.store import CheckpointStore
 from tests.support.journal import read_events, record_event
 

@@ -7,13 +7,14 @@ import pytest
 
 from hpcrun import exit_codes
 from hpcrun.job.ending import conclude
-from hpcrun.job.opening import Refused, open_attempt
-from hpcrun.job.ownership import Occupied, require_own_number
+from hpcrun.job.opening import open_attempt
+from hpcrun.job.ownership import require_own_number
 from hpcrun.job.policy import Budgets
 from hpcrun.job.srun import BatchJob, RanksEnd
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json
+from hpcrun.run.journal.opening import Occupied, Refused
 from tests.support.journal import read_events, record_event
 
 SECOND = Attempt("8", 0)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from hpcrun.job.opening import open_attempt
-from hpcrun.job.ownership import harmless_code
 from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
+from hpcrun.worker import harmless_code
 
 ON_SLURM = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcrun.config import Job
 from hpcrun.errors import LaunchError
-from hpcrun.slurm.launch.batch_script import BatchRequest, batch_script
+from hpcrun.slurm.launch.batch_script import STEP_LOOP, BatchRequest, batch_script
 from hpcrun.slurm.launch.raw_script import SCRIPTS
 
 SHOWN = "JobId=7 JobName=a\\n   JobState={} Reason=None\\n   Requeue=1 Restarts={} BatchFlag=1"
@@ -85,6 +85,18 @@ def test_a_step_is_called_once_and_gives_its_code(desk: Desk, kind: str, code: i
     assert desk.submit(kind, **ELEMENT).returncode == code
     assert desk.called("python") == [f"python -m hpcrun batch {desk.run}{OPTIONS[kind]}"]
     assert desk.called("scontrol") + desk.called("sleep") == []
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_script_to_copy_has_the_generated_loop(kind: str) -> None:
+    job = "${SLURM_ARRAY_JOB_ID}_$element" if "array" in kind else "$SLURM_JOB_ID"
+    loop = STEP_LOOP.format(step="step", unstarted="$RUN/.unstarted-", job=job)
+    text = (SCRIPTS / kind).read_text()
+    # A person's script names its run in a word, and the step refuses the folder of another user.
+    comment = "    # The step refuses a folder of another user, which gets no file.\n"
+    line = 'echo "$SLURMD_NODENAME" >> "$unstarted"'
+    text = text.replace(comment, "").replace(f'if [ -O "$RUN" ]; then {line}; fi', line)
+    assert text.endswith(loop.partition("\n")[2] + "\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
