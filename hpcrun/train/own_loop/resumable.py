@@ -16,14 +16,10 @@ from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
 from hpcrun.run.reports import report
 from hpcrun.storage.retention import Retention
-from hpcrun.train.data.exact_loader import (
-    ExactLoader,
-    UnknownLoaders,
-    next_pass,
-    require_own_generators,
-)
+from hpcrun.train.data.exact_loader import ExactLoader, next_pass
 from hpcrun.train.data.lookahead import END, Lookahead
 from hpcrun.train.own_loop.held_data import HeldData
+from hpcrun.train.own_loop.other_loaders import UnknownLoaders, require_own_generators
 from hpcrun.train.own_loop.own_objects import OwnObject, is_own, on_cpu, on_device
 from hpcrun.train.own_loop.rank_data import RankData
 from hpcrun.train.own_loop.session import (
