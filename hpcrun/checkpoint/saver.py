@@ -1,7 +1,7 @@
-"""The saver of every loop: when a save is due, its start, its outcome, and the restore.
+"""The saver of every loop: interval, start, outcome and restore.
 
 The Task loop, the trainers and :class:`hpcrun.Checkpointer` save through :class:`Saver`; ``hpcrun.resumable``
-and Lightning through the ``Checkpointer``. They differ in what a save holds beside the state of the training,
+and Lightning through the ``Checkpointer``. They differ in what a save holds in addition to the state,
 in who owns the folder, and in where an outcome is reported.
 """
 
@@ -21,7 +21,7 @@ from hpcrun.storage.errors import CheckpointError
 
 @dataclass(frozen=True)
 class SaveContent:
-    """What a save holds beside the state of the training.
+    """Content of a save in addition to the state.
 
     Attributes:
         extra: tensors and plain data of all ranks.
@@ -44,7 +44,7 @@ class Saver:
         engine: writes and reads the checkpoints.
         state: returns the parts of the training, at each save and restore.
         remedy: the call that restores, for a folder with steps that were not restored.
-        content: returns what a save after a number of steps holds beside the state.
+        content: returns what a save after a number of steps holds in addition to the state.
         interval: rule for when a save is due.
         memory: rule for when a snapshot in memory only is due.
         report: called with each outcome, and True if an exception reports it already. On every rank.

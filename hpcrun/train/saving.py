@@ -37,7 +37,7 @@ from hpcrun.train.validation import EarlyStopping
 def content_of(
     batches: Steps, early: EarlyStopping, metrics: MetricsLog, meta: dict[str, Any]
 ) -> Callable[[int], SaveContent]:
-    """Return a function: what a checkpoint after a number of steps holds beside the trainer's state.
+    """Return a function: what a checkpoint after a number of steps holds in addition to the trainer's state.
 
     Args:
         batches: provide the position in the data.
