@@ -211,6 +211,26 @@ def test_each_class_name_is_used_once() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+HOMES = {
+    "DataLoader": {"hpcrun/train/data/positioned.py"},
+    "require_restored": {"hpcrun/checkpoint/saver.py"},
+    "setstate": {"hpcrun/checkpoint/state/generators.py"},
+    "set_rng_state": {"hpcrun/checkpoint/state/generators.py", "hpcrun/devices/accelerator.py"},
+}
+"""What makes a loader, starts a save and restores random generators, and the only modules that call it."""
+
+
+def test_each_part_of_the_engine_has_one_home() -> None:
+    places: dict[str, set[str]] = {name: set() for name in HOMES}
+    for path in sorted((ROOT / "hpcrun").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name in HOMES:
+                    places[name].add(path.relative_to(ROOT).as_posix())
+    assert places == HOMES
+
+
 def test_names_of_tests_have_at_most_ten_words() -> None:
     long = [
         f"{path.relative_to(ROOT)}: {node.name}"

@@ -1,8 +1,10 @@
 """A checkpointer for any training loop: it takes a folder, a model and an optimizer."""
 
 import math
+import sys
 import warnings
 import weakref
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +21,7 @@ from hpcrun.checkpoint.folder import (
 )
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval
 from hpcrun.checkpoint.outcome import SaveOutcome
-from hpcrun.checkpoint.sharded.copies import require_alike
+from hpcrun.checkpoint.saver import SaveContent, Saver
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.idle_threads import GLOO_WORKERS, wait_until_idle
 from hpcrun.checkpoint.sharded.plan import require_dense
@@ -28,13 +30,15 @@ from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.compatibility import broadcast
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.training import RankPart, TrainingState
-from hpcrun.checkpoint.state.tree import fill, replicated, split, taken
+from hpcrun.checkpoint.state.tree import fill, split, taken
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.lock_file import LockFile
 from hpcrun.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.storage.retention import Retention
+
+_CODE = str(Path(__file__).parents[1])
 
 
 class Checkpointer:
@@ -67,7 +71,6 @@ class Checkpointer:
     Attributes:
         extra: the argument; add, replace and read values at any time.
         notes: remarks of the last restore: skipped damage, a changed number of ranks, a new scheduler.
-        outcome: result of the last save that has ended, as far as this rank knows; None before.
         patience: seconds that a rank which fails, or ends without :meth:`close`, waits for its save: another
             rank may never take part. Set it at any time; the default is 60.
 
@@ -98,7 +101,7 @@ class Checkpointer:
         group = new_control_group() if world_size > 1 else None
         self._ranks = Ranks(rank, world_size, group, CheckpointError)
         hooks = HookStates([model], buckets=BucketOrder(model, for_hooks=True))
-        self._state = TrainingState(
+        state = self._state = TrainingState(
             model,
             optimizer,
             scaler=scaler,
@@ -130,16 +133,21 @@ class Checkpointer:
             retention=self._retention,
             host_memory=host_memory,
         )
-        self._interval: SaveInterval = EverySteps(every)
+        interval: SaveInterval = EverySteps(every)
         if minutes is not None:
-            self._interval = EverySeconds(lambda: 60.0 * minutes, self._ranks)
-        # Only values that are equal on all ranks may decide about a save; the result of `poll` differs
-        # between ranks.
-        self._compared = not same_weights
+            interval = EverySeconds(lambda: 60.0 * minutes, self._ranks)
+        self._saver = Saver(
+            self._engine,
+            lambda: state,
+            "restore()",
+            interval=interval,
+            # No reference to this object: it closes the folder as soon as the program drops it.
+            report=partial(_report, self._ranks),
+            lenient=True,
+            compare=same_weights,
+        )
         self._asked: int | None = None
-        self._saved: int | None = None
         self.notes: tuple[str, ...] = ()
-        self.outcome: SaveOutcome | None = None
         # For a program that ends without `close`: the interpreter must not exit while a thread saves.
         weakref.finalize(self, _leave, self._engine, self._lock, self._ranks)
 
@@ -151,6 +159,11 @@ class Checkpointer:
     @patience.setter
     def patience(self, seconds: float) -> None:
         self._engine.patience = seconds
+
+    @property
+    def outcome(self) -> SaveOutcome | None:
+        """Result of the last save that has ended, as far as this rank knows; None before."""
+        return self._saver.outcome
 
     @property
     def saving(self) -> bool:
@@ -170,13 +183,11 @@ class Checkpointer:
             CheckpointError: checkpoints exist but none is valid, or the newest does not fit the model.
             ReadFailure: a node failed to read the newest checkpoint (a subclass of CheckpointError).
         """
-        self._take(self._engine.wait())
-        restored = self._engine.restore(self._state.template(self.extra))
-        self._interval.due(0 if restored is None else restored.step)  # starts the interval
+        self._saver.wait()
+        restored = self._saver.restore(self.extra)
         if restored is None:
             return 0
-        self.notes = self._state.restore(restored, self.extra).notes
-        self._asked = self._saved = restored.step
+        self.notes = restored.notes
         return restored.step
 
     def maybe_save(self, step: int, *, metric: float | Tensor | None = None) -> bool:
@@ -196,8 +207,8 @@ class Checkpointer:
             CheckpointError: as for :meth:`save`, or ``step`` is negative.
         """
         step = require_step(step)
-        self._take(self._engine.poll())
-        if not self._interval.due(step) or step == self._asked:
+        self._saver.poll()
+        if not self._saver.due(step):
             return False
         self.save(step, metric=metric)
         return True
@@ -220,24 +231,8 @@ class Checkpointer:
         if not self._claimed:
             self._ranks.from_rank_0(self._claim)
             self._claimed = True
-        self._engine.require_restored("restore()")
-        if step == self._asked:
-            self._take(self._engine.wait())
-            if step == self._saved:
-                return
-        meta: dict[str, Any] = {"step": step}
-        shared: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        trouble: Exception | None = None
-        try:
-            meta |= self._score(metric)
-            shared, own = self._state.capture(taken(self.extra))
-        except Exception as error:  # other ranks may have no error, and would wait for this rank
-            trouble = error
-        if not self._compared:
-            self._compared = self._compare(None if trouble else shared)
-        self._engine.start(step, shared, own, meta, self._state.alike(), trouble)
         self._asked = step
+        self._saver.start(step, lambda _: SaveContent(taken(self.extra), self._meta(step, metric)))
 
     def wait(self) -> SaveOutcome | None:
         """Wait for the pending save, and return the result of the last save.
@@ -245,12 +240,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the save failed. Raised on all ranks.
         """
-        ended = self._engine.wait()
-        self._take(ended[:-1])
-        for last in ended[-1:]:
-            self._note(last)
-        if self.outcome is not None and not self.outcome.ok:
-            raise CheckpointError(f"step {self.outcome.step} was not saved: {self.outcome.error}")
+        self._saver.wait(must=True)
         return self.outcome
 
     def close(self) -> None:
@@ -281,7 +271,7 @@ class Checkpointer:
                 self.wait()  # an exit code of 0 must mean that the save succeeded
             else:
                 single = self._ranks.world_size == 1
-                self._take(self._engine.wait(None if single or ended else patience))
+                self._saver.wait(None if single or ended else patience)
                 if self.saving:
                     text = f"step {self._asked} was not saved within {patience:g} s"
                     patience = 0.0  # the wait above used the time
@@ -304,19 +294,17 @@ class Checkpointer:
                 raise CheckpointError("extra: nested too deeply, or contains itself") from error
             require_dense(split(shared)[1])
 
-    def _compare(self, shared: dict[str, Any] | None) -> bool:
-        if self._ranks.world_size == 1 or replicated(self._state.model):
-            return True
-        tensors = None if shared is None else split(shared)[1]
-        return require_alike(tensors, self._state.alike(), self._ranks)
-
-    def _score(self, metric: float | Tensor | None) -> dict[str, float]:
+    def _meta(self, step: int, metric: float | Tensor | None) -> dict[str, Any]:
         if metric is None:
-            if self._retention.best and self._ranks.rank == 0:
-                self._warn("Retention(best=…) needs save(step, metric=…), but no metric was passed")
-            return {}
+            if self._retention.best:
+                _warn(
+                    self._ranks,
+                    "Retention(best=…) needs save(step, metric=…), but no metric was passed",
+                )
+            return {"step": step}
         value = float(metric)
-        return {self._retention.metric.removeprefix("-"): value} if math.isfinite(value) else {}
+        score = {self._retention.metric.removeprefix("-"): value} if math.isfinite(value) else {}
+        return {"step": step, **score}
 
     def _claim(self) -> None:
         self._store.make_root()
@@ -324,24 +312,29 @@ class Checkpointer:
         self._lock.take(here=3.0, elsewhere=200.0, waiting=self._wait_for)
 
     def _wait_for(self, holder: str) -> None:
-        self._warn(f"{self._store.root}: waiting up to 200 s for {holder}, which saves there")
+        _warn(
+            self._ranks, f"{self._store.root}: waiting up to 200 s for {holder}, which saves there"
+        )
 
-    def _take(self, outcomes: list[SaveOutcome]) -> None:
-        for outcome in outcomes:
-            self._note(outcome)
-            if not outcome.ok:
-                self._warn(f"step {outcome.step} was not saved: {outcome.error}")
 
-    def _note(self, outcome: SaveOutcome) -> None:
-        self.outcome = outcome
-        for note in outcome.notes:
-            self._warn(f"step {outcome.step}: {note}")
-        if outcome.ok:
-            self._saved = outcome.step
+def _report(ranks: Ranks, outcome: SaveOutcome, raised: bool) -> None:
+    for note in outcome.notes:
+        _warn(ranks, f"step {outcome.step}: {note}")
+    if not outcome.ok and not raised:
+        _warn(ranks, f"step {outcome.step} was not saved: {outcome.error}")
 
-    def _warn(self, text: str) -> None:
-        if self._ranks.rank == 0:
-            warnings.warn(text, CheckpointWarning, stacklevel=4)
+
+def _warn(ranks: Ranks, text: str) -> None:
+    if ranks.rank == 0:
+        warnings.warn(text, CheckpointWarning, stacklevel=_depth_of_user())
+
+
+def _depth_of_user() -> int:
+    """Return the number of calls between the warning and the code of the user."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_CODE):
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _part_of(own: dict[str, Any]) -> RankPart:

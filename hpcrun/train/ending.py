@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcrun import exit_codes
+from hpcrun.checkpoint.saver import Saver
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.printing import say
 from hpcrun.ranks.signals import StopReason
@@ -21,7 +22,6 @@ from hpcrun.run.progress_lines import result_lines
 from hpcrun.run.record import require_ownership
 from hpcrun.storage.errors import CheckpointError
 from hpcrun.storage.store import CheckpointStore
-from hpcrun.train.saving import Saver
 from hpcrun.train.setup import Context
 from hpcrun.train.step.trainer import AMPTrainer
 from hpcrun.train.task import Task

@@ -1,4 +1,4 @@
-"""Save checkpoints at intervals and at stops, and record them in the event log."""
+"""The checkpoints of a run: their engine, interval and content, the reports of saves, and the restore."""
 
 import sys
 import time
@@ -10,6 +10,7 @@ from typing import Any
 from hpcrun.checkpoint.interval import EverySeconds, EverySteps, SaveInterval, young
 from hpcrun.checkpoint.memory.copies import open_copies
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.saver import SaveContent
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.host_staging import Staging
 from hpcrun.config import Config, changes_since
@@ -22,146 +23,55 @@ from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.events import Cause, Ended, Saved, SaveFailed, Started
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.journal.state import State
-from hpcrun.run.record import OwnedByAnotherAttempt, require_ownership
+from hpcrun.run.record import require_ownership
 from hpcrun.storage.errors import CheckpointError
 from hpcrun.storage.lost import require_none_lost
 from hpcrun.storage.retention import Retention, pruning
 from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.data.batches import Steps
 from hpcrun.train.metrics.log import MetricsLog
-from hpcrun.train.step.trainer import AMPTrainer, DistributedAMPTrainer
+from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.validation import EarlyStopping
 
 
-class Saver:
-    """Saves at the configured interval and at stops. After a failed save it reports, and training continues.
+def content_of(
+    batches: Steps, early: EarlyStopping, metrics: MetricsLog, meta: dict[str, Any]
+) -> Callable[[int], SaveContent]:
+    """Return a function: what a checkpoint after a number of steps holds in addition to the trainer's state.
 
-    Only one save runs at a time: the next save waits until the previous one is committed, so none is
-    skipped. ``saved`` is the newest step known to be committed, ``failed`` the error of the last save or
-    None, ``costs`` (seconds that training waited, seconds until the commit) of the last save.
+    Args:
+        batches: provide the position in the data.
+        early: the checkpoint holds the validation loss of its step, if ``early`` has one.
+        metrics: the checkpoint holds their unlogged part.
+        meta: what every manifest holds.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        attempt: Attempt,
-        trainer: AMPTrainer,
-        engine: CheckpointEngine,
-        *,
-        interval: SaveInterval,
-        memory: SaveInterval,
-        batches: Steps,
-        early: EarlyStopping,
-        metrics: MetricsLog,
-        meta: dict[str, Any],
-        saved: int | None,
-    ) -> None:
-        """``saved``: the newest step on disk. ``batches`` provides the position in the data.
-
-        ``interval`` is that of the saves, ``memory`` that of the snapshots in memory only.
-        A checkpoint holds the validation loss of its step, if ``early`` has one, and the
-        unlogged part of ``metrics``.
-        """
-        self._run, self._attempt = run, attempt
-        self._trainer, self._engine = trainer, engine
-        self._interval, self._memory, self._meta = interval, memory, meta
-        self._batches, self._early, self._metrics = batches, early, metrics
-        self.saved = saved
-        self.costs: tuple[float, float] | None = None
-        self.failed: str | None = None
-        self._last: SaveOutcome | None = None
-        self._reports = trainer.is_main_process
-        self._begun = False
-
-    def due(self, done: int) -> bool:
-        """Return True if it is time to save after ``done`` steps. Call it on every rank after every step."""
-        return self._interval.due(done)
-
-    def start(self, done: int, *, memory: bool = True) -> None:
-        """Save the state after ``done`` steps; the commit happens in the background. Collective.
-
-        ``memory``: keep a copy in memory too.
-
-        Raises:
-            OwnedByAnotherAttempt: a newer attempt owns the run now.
-        """
-        self._wait()
-        if done != self.saved:
-            self._begin(done, memory=memory)
-
-    def due_in_memory(self, done: int) -> bool:
-        """Return True if it is time for a snapshot in memory. Call it on every rank after every step."""
-        return self._memory.due(done)
-
-    def start_in_memory(self, done: int) -> None:
-        """Keep the state after ``done`` steps in the memory of the nodes, in the background. Collective.
-
-        Nothing happens while a save is pending, which keeps its own copy in memory.
-
-        Raises:
-            OwnedByAnotherAttempt: a newer attempt owns the run now.
-        """
-        if self._engine.ready_for_memory():
-            self._wait()
-            self._begin(done, disk=False, memory=True)
-
-    def _begin(self, done: int, *, memory: bool, disk: bool = True) -> None:
-        at = {"step": done, "samples": self._batches.batching.span(done).start}
-        validation = {"validation_loss": self._early.loss} if self._early.seen == done else {}
-        stream = self._batches.saved(done)
-        extra = at | {
-            "early_stopping": self._early.state_dict(),
-            "metrics": self._metrics.saved(),
-        }
-        self._trainer.start_checkpoint(
-            self._engine,
-            done,
+    def content(done: int) -> SaveContent:
+        at = {"step": done, "samples": batches.batching.span(done).start}
+        validation = {"validation_loss": early.loss} if early.seen == done else {}
+        stream = batches.saved(done)
+        extra = at | {"early_stopping": early.state_dict(), "metrics": metrics.saved()}
+        return SaveContent(
             extra | ({"stream": stream.shared} if stream.shared else {}),
-            self._meta | at | validation,
+            meta | at | validation,
             {"stream": stream.own} if stream.own else {},
-            disk=disk,
-            memory=memory,
         )
-        self._begun = True
 
-    def poll(self) -> None:
-        """Report a save that has finished. Does not wait; does nothing on ranks other than 0."""
-        if self._begun and self._reports:
-            self._record(self._engine.poll())
+    return content
 
-    def finish(self, done: int) -> None:
-        """Save the state after ``done`` steps; wait until it is committed or ``failed`` is set. Collective.
 
-        This save keeps no copy in memory, for which the ranks would have to wait.
+class SaveReports:
+    """Prints the outcome of each save, and writes it to the journal."""
 
-        Raises:
-            OwnedByAnotherAttempt: a newer attempt owns the run now.
-        """
-        self.start(done, memory=False)
-        self._wait()
+    def __init__(self, run: RunDirectory, attempt: Attempt) -> None:
+        self._run, self._attempt = run, attempt
 
-    def _wait(self) -> None:
-        """Wait for the current save, so that all ranks know the same outcome."""
-        outcomes = self._engine.wait()
-        self._record(outcomes)
-        if self._last is not None and self._last.fenced:
-            raise OwnedByAnotherAttempt(self._last.error)
-
-    def _record(self, outcomes: list[SaveOutcome]) -> None:
-        for outcome in outcomes:
-            self._last, self._begun = outcome, False
-            if outcome.in_memory:
-                if self._reports and outcome.error and not outcome.fenced:
-                    print(f"hpcrun: {outcome.error}", file=sys.stderr, flush=True)
-                continue
-            self.failed = None if outcome.ok else outcome.error or "unknown"
-            if outcome.ok:
-                self.saved = outcome.step
-                self.costs = outcome.stalled, outcome.seconds
-            if self._reports:
-                self._report(outcome)
-
-    def _report(self, outcome: SaveOutcome) -> None:
+    def __call__(self, outcome: SaveOutcome, _: bool) -> None:
+        """Report an outcome; call it on rank 0."""
+        if outcome.in_memory:
+            if outcome.error and not outcome.fenced:
+                print(f"hpcrun: {outcome.error}", file=sys.stderr, flush=True)
+            return
         if not outcome.ok:
             line = f"step {outcome.step} was not saved: {outcome.error}"
             for text in (line, *outcome.notes):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hpcrun.checkpoint.interval import EverySteps
 from hpcrun.checkpoint.outcome import Restored
+from hpcrun.checkpoint.saver import Saver
 from hpcrun.config import Config, parallelism, recorded
 from hpcrun.devices import accelerator
 from hpcrun.ranks.collective import StopAgreement
@@ -37,7 +38,7 @@ from hpcrun.train.metrics.sinks import build_sinks
 from hpcrun.train.metrics.timing import Profile
 from hpcrun.train.parallel import process_group
 from hpcrun.train.position import CONNECTING, TRAINING, VALIDATING, Position, showing_compilation
-from hpcrun.train.saving import Saver, build_engine, build_interval
+from hpcrun.train.saving import SaveReports, build_engine, build_interval, content_of
 from hpcrun.train.setup import (
     Context,
     OpenedTask,
@@ -46,6 +47,7 @@ from hpcrun.train.setup import (
     build_model,
     open_task,
 )
+from hpcrun.train.step.checkpoints import saver_of
 from hpcrun.train.step.micro_batches import MicroBatchStep
 from hpcrun.train.step.precision import faster
 from hpcrun.train.step.trainer import DistributedAMPTrainer, StepResult
@@ -239,21 +241,18 @@ def _train(context: Context, flag: StopFlag, position: Position) -> int:
         agreement=agreement,
     )
     metrics.restore(resumed.extra("metrics", []))
-    saver = Saver(
-        run,
-        attempt,
+    recording = {
+        "config": recorded(config),
+        "environment": resumed.environment,
+        "ways": parallelism(config),
+    }
+    saver: Saver = saver_of(
         trainer,
         engine,
+        content=content_of(batches, early, metrics, recording),
         interval=build_interval(run, config, ranks, lambda: saver.costs),
         memory=EverySteps(config.checkpoint.memory_every or 0),
-        batches=batches,
-        early=early,
-        metrics=metrics,
-        meta={
-            "config": recorded(config),
-            "environment": resumed.environment,
-            "ways": parallelism(config),
-        },
+        report=SaveReports(run, attempt) if main else lambda _, __: None,
         saved=resumed.saved,
     )
     held_out = build_validation(context, opened, trainer)

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.state.generators import kept_generators
 from hpcrun.ranks.collective import Ranks
-from hpcrun.train.data.batches import MicroBatchDataset, length
-from hpcrun.train.data.batching import samples, start_worker
+from hpcrun.train.data.batches import length
+from hpcrun.train.data.batching import samples
+from hpcrun.train.data.positioned import PositionedLoader, Settings
+from hpcrun.train.data.readers import SampleSeeded
 from hpcrun.train.metrics.log import mean_over_ranks
 from hpcrun.train.model.checks import evaluating, kept_buffers, require_number
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
@@ -67,17 +69,11 @@ class ValidationData:
         workers = min(workers, len(chunks)) if len(chunks) > 1 else 0
         # In loader processes each sample seeds the generators, as in training.
         places = [[chunk, chunk] for chunk in chunks]
-        self._loader: DataLoader[Any] | None = DataLoader(
-            MicroBatchDataset(dataset, seed=0),
-            batch_sampler=places,
-            collate_fn=collate,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            prefetch_factor=prefetch if workers else None,
-            pin_memory=pin_memory,
-            worker_init_fn=start_worker if workers else None,
-            # An own generator: the loader must not draw from the global generator, which is saved.
-            generator=torch.Generator().manual_seed(0),
+        settings = Settings(
+            workers=workers, prefetch=prefetch, pin_memory=pin_memory, persistent=True
+        )
+        self._loader: PositionedLoader | None = PositionedLoader(
+            SampleSeeded(dataset, collate, seed=0), places, settings, seed=0
         )
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:

@@ -195,7 +195,7 @@ def fingerprint(generator: Any) -> int:
     return xxhash.xxh3_64_intdigest(state) >> 1
 
 
-# States of numpy, whose arrays a load with ``weights_only`` does not read
+# States of numpy: a load with ``weights_only`` does not read its arrays
 
 
 def capture_numpy() -> Any:

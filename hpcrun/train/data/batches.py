@@ -1,20 +1,17 @@
 """Batches of a rank from any step on: of a map-style dataset or of a stream."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
     Sampler,
     default_collate,
-    get_worker_info,
 )
 
-from hpcrun.checkpoint.state.generators import seed_at
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import (
@@ -22,13 +19,11 @@ from hpcrun.train.data.batching import (
     Indices,
     accumulation_of,
     samples,
-    start_worker,
 )
 from hpcrun.train.data.micro_batches import MicroBatches
+from hpcrun.train.data.positioned import PositionedLoader, Settings
+from hpcrun.train.data.readers import Places, SampleSeeded
 from hpcrun.train.data.streams import Shape, StreamState, StreamSteps, require_stream
-
-Places = list[Sequence[int]]
-"""A micro-batch's samples: the sequence of their global positions, and of their dataset indices."""
 
 Order = Callable[[Indices], Indices]
 """Function from global positions to dataset indices."""
@@ -62,8 +57,8 @@ class Steps:
         self._steps.close()
 
 
-class _MicroBatches(Sampler[Places]):
-    """Sampler of one rank's micro-batches: positions and dataset indices."""
+class PureOrder(Sampler[Places]):
+    """Sampler of one rank's micro-batches: positions and dataset indices, a pure function of the step."""
 
     def __init__(self, ordered: Order, steps: range, rank: int, batching: Batching) -> None:
         self._ordered, self._steps = ordered, steps
@@ -87,32 +82,6 @@ class _MicroBatches(Sampler[Places]):
                 end, position = start + len(part), int(part[0])
                 yield [range(position, position + len(part)), indices[start:end].tolist()]
                 start = end
-
-
-class MicroBatchDataset(Dataset[Any]):
-    """Wrapper of the user's dataset that reads the samples of a micro-batch.
-
-    A loader process re-seeds its generators from each sample's position.
-    """
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
-        self._at_once = getattr(dataset, "__getitems__", None)
-
-    def __getitems__(self, places: Places) -> list[Any]:
-        """Return the samples of a batch; uses the dataset's own ``__getitems__`` if it has one."""
-        positions, indices = places
-        if get_worker_info() is not None:
-            return list(map(self._seeded, positions, indices))
-        if self._at_once is not None:
-            found: list[Any] = self._at_once(indices)
-            return found
-        dataset = self._dataset
-        return [dataset[index] for index in indices]
-
-    def _seeded(self, position: int, index: int) -> Any:
-        seed_at(self._seed, position)
-        return self._dataset[index]
 
 
 def require_trainable(dataset: Dataset[Any], ranks: int, workers: int) -> None:
@@ -222,24 +191,9 @@ def training_steps(
         return Steps(stream.read(pin_memory=pin_memory), batching, stream.saved)
     size = length(dataset)
     batching = Batching(batch_size, world_size, accumulation, size)
-    ordered = order_of(dataset, size, seed)
-    placed, places = MicroBatchDataset(dataset, seed), _MicroBatches(ordered, steps, rank, batching)
-    if not workers and not pin_memory:
-        # Same as a DataLoader in this process, without its overhead.
-        here = (collate(placed.__getitems__(batch)) for batch in places)
-        return Steps(_by_step(here, steps, batching), batching)
-    loader: DataLoader[Any] = DataLoader(
-        placed,
-        batch_sampler=places,
-        collate_fn=collate,
-        num_workers=workers,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch if workers else None,
-        worker_init_fn=start_worker if workers else None,
-        # An own generator: otherwise the loader draws its workers' seed from the global generator, and a
-        # resumed run would draw once more than an uninterrupted run.
-        generator=torch.Generator().manual_seed(seed),
-    )
+    order = PureOrder(order_of(dataset, size, seed), steps, rank, batching)
+    settings = Settings(workers=workers, prefetch=prefetch, pin_memory=pin_memory)
+    loader = PositionedLoader(SampleSeeded(dataset, collate, seed), order, settings, seed)
     return Steps(_by_step(loader, steps, batching), batching)
 
 

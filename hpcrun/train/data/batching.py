@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hpcrun.config import Config
-from hpcrun.ranks.signals import ignore_in_helper_process
 
 Indices = npt.NDArray[np.int64]
 
@@ -205,12 +203,6 @@ def _many(number: int, thing: str) -> str:
 
 
 _MOST_WORKERS = 8
-
-
-def start_worker(_worker: int) -> None:
-    """Set up a loader process: ignore the signals that ranks handle, and use one thread."""
-    ignore_in_helper_process()
-    torch.set_num_threads(1)
 
 
 def worker_processes(config: Config, environ: Mapping[str, str], default: int | None = None) -> int:

@@ -20,15 +20,16 @@ from io import BytesIO
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
 from hpcrun.checkpoint.state.capture import plain
 from hpcrun.checkpoint.state.generators import kept_generators, seed_at
 from hpcrun.errors import UserError
 from hpcrun.storage.errors import CheckpointError
-from hpcrun.train.data.batching import Batching, start_worker
+from hpcrun.train.data.batching import Batching
 from hpcrun.train.data.micro_batches import MicroBatches
+from hpcrun.train.data.positioned import LedStream, PositionedLoader, Settings
 
 _Item = tuple[Any, "bytes | None", "str | None"]
 """(micro-batch, pickled state of the reader after it, or an error message instead of both)."""
@@ -132,20 +133,9 @@ class StreamSteps:
 
     def read(self, *, pin_memory: bool) -> Generator[MicroBatches, None, None]:
         """Yield the micro-batches of each step; close the generator to end the loader processes."""
-        loader: DataLoader[_Item] = DataLoader(
-            self._feed,
-            batch_size=None,
-            num_workers=self._shape.workers,
-            prefetch_factor=self._shape.prefetch if self._shape.workers else None,
-            collate_fn=_as_it_is,
-            pin_memory=pin_memory,
-            worker_init_fn=start_worker if self._shape.workers else None,
-            # An own generator: the loader must not draw from the global generator, which is saved.
-            generator=torch.Generator().manual_seed(self._seed),
-        )
-        items = iter(loader)
-        for _ in range(self._feed.lead):
-            next(items)
+        shape = self._shape
+        settings = Settings(workers=shape.workers, prefetch=shape.prefetch, pin_memory=pin_memory)
+        items = iter(PositionedLoader(self._feed, None, settings, self._seed))
         number = self._feed.first
         for step in self._steps:
             batches = MicroBatches()
@@ -161,7 +151,7 @@ class StreamSteps:
             yield batches
 
 
-class _Feed(IterableDataset[_Item]):
+class _Feed(LedStream):
     """Dataset that the loader iterates, in a loader process or in the training process."""
 
     def __init__(
@@ -173,22 +163,21 @@ class _Feed(IterableDataset[_Item]):
         seed: int,
         states: Sequence[bytes | None],
     ) -> None:
-        self._stream, self._steps, self._shape = stream, steps, shape
+        self.dataset, self._steps, self._shape = stream, steps, shape
         self._whole, self._seed, self._states = whole, seed, states
         self.reader: _Reader | None = None
         self.first = steps.start * shape.batching.accumulation
-        # The loader always starts with its process 0. If each process has its own samples, the next process
-        # must be the same as in an uninterrupted run: ``lead`` empty items come first.
+        # If each process has its own samples, the next process must be as in an uninterrupted run.
         self.lead = 0 if whole else self.first % shape.readers
 
-    def __iter__(self) -> Iterator[_Item]:
-        info = get_worker_info()
-        worker = 0 if info is None else info.id
+    def items(self, number: int) -> Iterator[_Item]:
+        """Yield the micro-batches of the process with this number."""
+        worker = number
         place = () if self._whole else (self._shape.rank, worker)
         state = self._states[0 if self._whole else worker]
         loaded = None if state is None else pickle.loads(state)
-        seed = None if info is None else (self._seed, *place)
-        self.reader = _Reader(self._stream, loaded, seed)
+        seed = None if get_worker_info() is None else (self._seed, *place)
+        self.reader = _Reader(self.dataset, loaded, seed)
         try:
             yield from (
                 self._dealt(self.reader, worker) if self._whole else self._part(self.reader, worker)
@@ -216,10 +205,8 @@ class _Feed(IterableDataset[_Item]):
         shape = self._shape
         shares = shape.batching.counts(shape.rank)
         last = self._steps.stop * len(shares)
-        for number in range(self.first - self.lead + worker, last, shape.readers):
-            if number < self.first:
-                yield None, None, None
-                continue
+        next_round = shape.readers if worker < self.lead else 0
+        for number in range(self.first - self.lead + worker + next_round, last, shape.readers):
             batch = shape.collate([reader.sample() for _ in range(shares[number % len(shares)])])
             yield batch, self._state(reader), None
 
@@ -364,10 +351,6 @@ def _plain_state(stream: Any) -> Any:
 def _declared(stream: IterableDataset[Any]) -> bool | None:
     found = getattr(stream, "shards_itself", None)
     return None if found is None else bool(found)
-
-
-def _as_it_is(item: Any) -> Any:
-    return item
 
 
 _BUFFERED = "BufferShuffled"

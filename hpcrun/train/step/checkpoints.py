@@ -10,6 +10,7 @@ from torch import nn
 
 from hpcrun.checkpoint.folder import folder_engine, folder_store
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
+from hpcrun.checkpoint.saver import SaveContent, Saver
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.devices.accelerator import is_accelerator
@@ -126,11 +127,8 @@ class TrainerCheckpoints(ABC):
             The engine, which reports the outcome.
         """
         engine = self._engine(where)
-        engine.require_restored("load_checkpoint()")
-        state = self._state()
-        shared, rank = state.capture(dict(extra or {}))
-        own, meta, alike = {**(own or {}), **rank}, dict(meta or {}), state.alike()
-        engine.start(step, shared, own, meta, alike, disk=disk, memory=memory)
+        content = SaveContent(dict(extra or {}), dict(meta or {}), dict(own or {}))
+        saver_of(self, engine).begin(step, lambda _: content, disk=disk, memory=memory)
         return engine
 
     def load_checkpoint(
@@ -159,11 +157,9 @@ class TrainerCheckpoints(ABC):
         if checkpoint_file.is_file_form(where):
             assert not isinstance(where, CheckpointEngine)
             return self._load_file(Path(where))
-        engine, state = self._engine(where), self._state()
-        restored = engine.restore(state.template(), skip)
+        restored = saver_of(self, self._engine(where)).restore(skip=skip)
         if restored is None:
             return None
-        restored = state.restore(restored)
         if "steps" not in (restored.shared.get("scaler") or {}):
             # Another program's checkpoint has no count of steps.
             self._set_steps(restored.step)
@@ -233,3 +229,14 @@ class TrainerCheckpoints(ABC):
     def _checkpoint_ranks(self) -> Ranks:
         """Return the ranks that save together. Collective at the first call."""
         return Ranks()
+
+
+def saver_of(trainer: TrainerCheckpoints, engine: CheckpointEngine, **options: Any) -> Saver:
+    """Return a saver of a trainer's state.
+
+    Args:
+        trainer: its parts are read at each save and restore.
+        engine: made for a folder of checkpoints.
+        options: as for :class:`Saver`.
+    """
+    return Saver(engine, trainer._state, "load_checkpoint()", **options)
