@@ -27,7 +27,7 @@ ROOMS: dict[str, str] = {
     # The public names are imported at their first use.
     "hpcrun": BOTH,
     **dict.fromkeys(("descendants", "drafts", "errors", "exit_codes", "folders", "printing"), BOTH),
-    **dict.fromkeys(("config", "run", "storage", "devices", "slurm"), BOTH),
+    **dict.fromkeys(("config", "run", "ports", "storage", "devices", "slurm"), BOTH),
     **dict.fromkeys(("job", "diagnose", "api", "cli", "submit", "__main__"), DECIDES),
     **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks", "integrations"), TRAINS),
     # Add-ons, by module: most of them live between the modules of the core today.

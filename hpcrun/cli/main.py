@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcrun import __version__
 from hpcrun.cli.output import make_printable
@@ -45,7 +45,7 @@ COMMANDS = {
     "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
     "finalize": "record the end of an attempt (the local cluster calls it)",
 }
-"""The commands: each a module of `hpcrun/cli/commands`."""
+"""The commands: each a module of `hpcrun/cli/commands`. `added_commands` finds those of other packages."""
 
 EXIT_CODES = """\
 exit codes:
@@ -175,11 +175,12 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"hpcrun {__version__}")
         return 0
     name = arguments[0]
-    if name not in COMMANDS:
-        what = "option" if name.startswith("-") else "command"
-        hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
-        raise UserError(f"{name}: no such {what}{hint}")
-    module = _imported(name)
+    if name in COMMANDS:
+        module: Any = _imported(name)
+    else:
+        from hpcrun.cli.added_commands import added_command
+
+        module = added_command(name, COMMANDS, _near)
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
@@ -223,6 +224,8 @@ def _imported(command: str) -> ModuleType:
 
 def usage() -> str:
     """Return the text of `hpcrun --help`."""
+    from hpcrun.cli.added_commands import added_lines
+
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(
@@ -234,6 +237,7 @@ def usage() -> str:
             "",
             "commands:",
             *lines,
+            *added_lines(COMMANDS, width),
             "",
             EXIT_CODES.rstrip(),
             "",

@@ -24,6 +24,7 @@ from hpcrun.job.requeue import (
     WORD_PATIENCE,
     Clock,
     ContinuationError,
+    already,
     is_cancelled,
     requeue,
     submit_successor,
@@ -32,6 +33,7 @@ from hpcrun.job.requeue import (
 from hpcrun.job.scheduler_view import Ending, batch_log, ending_of, query_job, reason_given
 from hpcrun.job.srun import BatchJob, RanksEnd, step_name
 from hpcrun.job.step_process import arrived_signals, was_upgraded
+from hpcrun.ports.strategies import AttemptEnd, Start, choose
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import read_json
@@ -324,8 +326,11 @@ class _NextStart:
         Args:
             obstacle: why no step can follow, if that is known already.
         """
+        start = self._chosen(nodes)
+        if start is not None and start.how != "step":
+            return self._another_job() if start.how == "job" else self.requeue()
         try:
-            obstacle = obstacle or self.in_place_obstacle(nodes)
+            obstacle = obstacle or self.in_place_obstacle(nodes, chosen=start is not None)
         except Exception as error:
             # It costs a requeue and not the run.
             traceback.print_exc()
@@ -336,8 +341,39 @@ class _NextStart:
         _say(f"no start inside the allocation: {obstacle}")
         return self.requeue()
 
-    def in_place_obstacle(self, nodes: "JobNodes | None" = None) -> str | None:
-        """Return why the run cannot start again as a new step of the job, or None. Ends the old step."""
+    def _chosen(self, nodes: "JobNodes | None") -> Start | None:
+        """Return the start that a strategy of ``restarts.strategies`` chooses; None without one."""
+        names, found = self.ended.config.restarts.strategies, self.ended.classification
+        if not names:
+            return None
+        try:
+            state = found.state or Journal(self.run).read()
+        except OSError as error:
+            self._complain_of_log(error)
+            return None
+        facts = (state, self.attempt, found.cause, found.line, self.ended.config)
+        end = AttemptEnd(self.run.path, *facts, watched=nodes is not None)
+        # The start itself looks for a cancellation once more.
+        return choose(names, end, _say, lambda: self._reason() == "cancelled")
+
+    def _another_job(self) -> Conclusion:
+        """Let a new job follow, as a strategy has chosen, unless Slurm or a person has decided already."""
+        view = query_job(self.attempt.job)
+        settled = view and already(self.attempt, view, self._reason)
+        if settled == "cancelled":
+            return Conclusion(self._cancelled())
+        if settled or view is None or self.own_script:
+            # The requeue asks a controller again that does not answer, and knows the other answers.
+            return self.requeue()
+        return Conclusion(self._continue_in_another_job())
+
+    def in_place_obstacle(
+        self, nodes: "JobNodes | None" = None, *, chosen: bool = False
+    ) -> str | None:
+        """Return why the run cannot start again as a new step of the job, or None. Ends the old step.
+
+        ``chosen``: a strategy has chosen the step, so the end of the attempt needs no requeue.
+        """
         attempt, job, found = self.attempt, self.ended.job, self.ended.classification
         try:
             state = found.state or Journal(self.run).read()
@@ -350,7 +386,7 @@ class _NextStart:
             wanted=self.ended.config.restarts.in_place,
             watched=nodes is not None,
         )
-        if obstacle is not None:
+        if obstacle is not None and not chosen:
             return obstacle
         allocation = in_place.read_allocation(
             attempt, found, after=job.exclude_after, hours=job.exclude_hours

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hpcrun import slurm
 from hpcrun.job.finalize import Classification
 from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
+from hpcrun.ports.strategies import AttemptEnd, Start
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.events import Cause
@@ -54,6 +55,18 @@ def attempt_obstacle(
     if hasty and not record.progressed and (attempt.in_place or record.begun_at is None):
         return "it failed within a minute of its start"
     return None
+
+
+def start_in_place(end: AttemptEnd) -> Start | None:
+    """Choose a new step of the same job, unless the end needs a requeue: the strategy ``in-place``."""
+    obstacle = attempt_obstacle(
+        end.state,
+        end.attempt,
+        end.cause,
+        wanted=end.config.restarts.in_place,
+        watched=end.watched,
+    )
+    return Start("step", "its nodes live") if obstacle is None else None
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,7 @@ def dead_nodes(hosts: Sequence[str]) -> list[str]:
 
 
 def end_step(attempt: Attempt, name: str) -> str | None:
-    """End what is left of the step ``name``; return None after its end, otherwise the obstacle.
+    """AttemptEnd what is left of the step ``name``; return None after its end, otherwise the obstacle.
 
     A rank that survives its srun would keep the GPUs, and Slurm starts no step on them.
     """

@@ -215,9 +215,14 @@ def task_path(task: str) -> str:
     if ":" not in task:
         if task in BUILTIN:
             return BUILTIN[task]
-        near = difflib.get_close_matches(task, BUILTIN, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(BUILTIN)}"
-        raise ValueError(f"no built-in task is called {task}; {hint} (or write module:Class)")
+        from hpcrun.ports.entry_points import Port
+
+        added = {one.name: one.value for one in Port("hpcrun.tasks", "task", BUILTIN).of_packages()}
+        if task in added:
+            return added[task]
+        near = difflib.get_close_matches(task, [*BUILTIN, *added], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join([*BUILTIN, *added])}"
+        raise ValueError(f"no task is called {task}; {hint} (or write module:Class)")
     module, _, name = task.partition(":")
     source = _source(module)
     if source is not None:

@@ -32,6 +32,7 @@ CHECKS: Sequence[Check] = (
     shell_text.hidden_exit_codes,
     script_options.options_of_hpcrun,
     interpreter.missing_packages,
+    interpreter.missing_add_ons,
     limits.beyond_the_partition,
     limits.likely_units,
 )
