@@ -32,7 +32,7 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks", "integrations"), TRAINS),
     # Add-ons, by module: most of them live between the modules of the core today.
     **dict.fromkeys(
-        ("nodes", "checkpoint.memory", "run.memory_keeper", "job.in_place"), "in place"
+        ("nodes", "checkpoint.memory", "run.memory_keeper", "job.restart.in_place"), "in place"
     ),
     **dict.fromkeys(("ranks.fork_client", "ranks.fork_messages", "ranks.fork_server"), "in place"),
     **dict.fromkeys(("ranks.fork_template", "ranks.process_state", "run.slow_nodes"), "in place"),

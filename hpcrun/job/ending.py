@@ -15,12 +15,13 @@ from hpcrun import exit_codes
 from hpcrun.config import Config, Job
 from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.errors import UserError
-from hpcrun.job import in_place, notifying
+from hpcrun.job import notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes, record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize, write_result
 from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
-from hpcrun.job.requeue import (
+from hpcrun.job.restart import in_place
+from hpcrun.job.restart.requeue import (
     WORD_PATIENCE,
     Clock,
     ContinuationError,

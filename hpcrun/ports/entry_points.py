@@ -133,5 +133,5 @@ SINKS = Port(
 )
 NODE_CHECKS = Port("hpcrun.node_checks", "check of nodes", {})
 STRATEGIES = Port(
-    "hpcrun.strategies", "strategy", {"in-place": "hpcrun.job.in_place:start_in_place"}
+    "hpcrun.strategies", "strategy", {"in-place": "hpcrun.job.restart.in_place:start_in_place"}
 )
