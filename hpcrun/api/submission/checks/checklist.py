@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from hpcrun.api.submission.checks import (
+    add_ons,
     interpreter,
     launchers,
     limits,
@@ -32,7 +33,7 @@ CHECKS: Sequence[Check] = (
     shell_text.hidden_exit_codes,
     script_options.options_of_hpcrun,
     interpreter.missing_packages,
-    interpreter.missing_add_ons,
+    add_ons.missing_add_ons,
     limits.beyond_the_partition,
     limits.likely_units,
 )

@@ -1,4 +1,4 @@
-"""Check that the Python of a job has the packages that its script imports and its config names."""
+"""Check that the Python of a command has the packages that its script imports."""
 
 import ast
 import shutil
@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config.slurm_options import parse_options
-from hpcrun.errors import UserError
 from hpcrun.job.script.command import script_of
 from hpcrun.job.script.starters import PYTHON
 
@@ -51,32 +50,6 @@ def missing_packages(submission: Submission) -> Iterator[Concern]:
             f"{script} imports {names}, and {interpreter} has no such package; install {package} there, or "
             "activate the right environment, now or in job.setup"
         )
-
-
-def missing_add_ons(submission: Submission) -> Iterator[Concern]:
-    """Find names of add-ons that no installed package has; reads nothing if the config names none.
-
-    Silent about those of the ranks if the job may have another environment. The batch step, which asks the
-    strategies, has this one.
-    """
-    config, job = submission.config, submission.config.job
-    elsewhere = job.python or job.image or job.container or job.setup or _VARIABLES & set(job.env)
-    named = {
-        "watch.sinks": [] if elsewhere else config.watch.sinks,
-        "job.node_checks": [] if elsewhere else job.node_checks,
-        "restarts.strategies": config.restarts.strategies,
-    }
-    if not any(named.values()):
-        return
-    from hpcrun.ports.entry_points import NODE_CHECKS, SINKS, STRATEGIES
-
-    for (key, names), port in zip(named.items(), (SINKS, NODE_CHECKS, STRATEGIES), strict=True):
-        for name in names:
-            try:
-                if name not in port.own:
-                    port.find(name)
-            except UserError as error:
-                yield Concern(str(error), key, refused=True)
 
 
 def imported(script: Path) -> list[str]:
