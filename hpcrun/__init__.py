@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
     from hpcrun.config.amp import create_default_amp_config
     from hpcrun.errors import UserError
-    from hpcrun.integrations.resumable import resumable
     from hpcrun.ranks.collective import StopAgreement
     from hpcrun.ranks.distributed import DistributedConfig
     from hpcrun.ranks.signals import STOP
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from hpcrun.train.determinism import choose_kernels
     from hpcrun.train.learning_rate import scaled_lr
     from hpcrun.train.model.prepare import Preparation
+    from hpcrun.train.own_loop.resumable import resumable
     from hpcrun.train.parallel.process_group import (
         cleanup_distributed,
         get_rank,
@@ -141,7 +141,7 @@ _HOMES = {
     "named_parameters": "hpcrun.checkpoint.state.tree",
     "open": "hpcrun.api.open_run:open_run",
     "report": "hpcrun.run.reports",
-    "resumable": "hpcrun.integrations.resumable",
+    "resumable": "hpcrun.train.own_loop.resumable",
     "scaled_lr": "hpcrun.train.learning_rate",
     "setup_distributed": "hpcrun.train.parallel.process_group",
     "submit": "hpcrun.api.submission.submitting",

@@ -57,6 +57,13 @@ def logged(line: bytes) -> str:
     return escaped(f"… {last}" if any(before) else last)
 
 
+def make_printable() -> None:
+    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
+    for output in (sys.stdout, sys.stderr):
+        if hasattr(output, "reconfigure"):
+            output.reconfigure(errors="backslashreplace")
+
+
 def say(*lines: str, stream: TextIO | None = None) -> None:
     """Print each of ``lines``, escaped, on a separate line.
 

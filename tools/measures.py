@@ -29,7 +29,7 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("descendants", "drafts", "errors", "exit_codes", "folders", "printing"), BOTH),
     **dict.fromkeys(("config", "run", "ports", "storage", "devices", "slurm"), BOTH),
     **dict.fromkeys(("job", "diagnose", "api", "cli", "submit", "__main__"), DECIDES),
-    **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks", "integrations"), TRAINS),
+    **dict.fromkeys(("ranks", "checkpoint", "train", "worker", "tasks"), TRAINS),
     # Add-ons, by module: most of them live between the modules of the core today.
     **dict.fromkeys(
         ("nodes", "checkpoint.memory", "run.memory_keeper", "job.restart.in_place"), "in place"
@@ -44,9 +44,7 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("api.functions", "call"), "functions"),
     **dict.fromkeys(("results", "cli.commands.aggregate", "cli.commands.compare"), "results"),
     **dict.fromkeys(("cli.commands.plot", "cli.commands.report"), "results"),
-    **dict.fromkeys(("integrations.accelerate", "integrations.transformers"), "frameworks"),
-    **dict.fromkeys(("integrations.lightning", "integrations.lightning_state"), "frameworks"),
-    **dict.fromkeys(("integrations.hydra", "integrations.wandb"), "frameworks"),
+    "integrations": "frameworks",
     **dict.fromkeys(("tasks.llama", "tasks.language_model", "tasks.hugging_face"), "large models"),
     **dict.fromkeys(("tasks.chunked_loss", "tasks.corpus", "tasks.packing"), "large models"),
     **dict.fromkeys(("train.model.deferred", "train.model.counter_draws"), "large models"),

@@ -6,20 +6,19 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcrun import slurm
 from hpcrun.api.places import home_path, runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
-from hpcrun.api.submission.requests import how_to_submit
 from hpcrun.config import override_layer, submit_options
 from hpcrun.config.fields import Section
 from hpcrun.config.layers import merge
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find
-from hpcrun.slurm.launch.slurm_jobs import PATIENCE
-from hpcrun.storage.store import CheckpointStore
 from hpcrun.tasks import BUILTIN
+
+if TYPE_CHECKING:
+    from hpcrun.storage.store import CheckpointStore
 
 
 def add_runs_dir(parser: argparse._ActionsContainer) -> None:
@@ -70,6 +69,9 @@ def _jobs_named(name: str) -> list[str]:
     # A comma would separate names, and a path is no job's name.
     if not re.fullmatch(r"[\w.+=-]+(/\d+)?", name):
         return []
+    from hpcrun import slurm
+    from hpcrun.slurm.launch.slurm_jobs import PATIENCE
+
     listed = slurm.run(slurm.squeue_named_command(name.replace("/", "-")), timeout=PATIENCE)
     return list(dict.fromkeys(listed.stdout.split())) if listed.returncode == 0 else []
 
@@ -98,7 +100,7 @@ def add_saved(parser: argparse.ArgumentParser) -> None:
     add_runs_dir(parser)
 
 
-def find_saved(arguments: argparse.Namespace, owner: str) -> tuple[CheckpointStore, str]:
+def find_saved(arguments: argparse.Namespace, owner: str) -> "tuple[CheckpointStore, str]":
     """Return the checkpoints that RUN names, and the name of their run or folder.
 
     Args:
@@ -108,6 +110,8 @@ def find_saved(arguments: argparse.Namespace, owner: str) -> tuple[CheckpointSto
         RunError: there is neither a run nor a checkpoint.
         CheckpointError: other users may write there.
     """
+    from hpcrun.storage.store import CheckpointStore
+
     folder = Path(arguments.run).absolute()
     is_run = any(
         RunDirectory(path).exists() for path in (runs_dir(arguments) / arguments.run, folder)
@@ -217,6 +221,8 @@ def _refuse_stray_files(overrides: list[str]) -> None:
             word.endswith((".py", ".sh", ".bash", ".sbatch", ".slurm", ".ipynb"))
             or Path(word).is_file()
         ):
+            from hpcrun.api.submission.requests import how_to_submit
+
             raise UserError(f"{word}: {how_to_submit(Path(word))}")
 
 

@@ -13,11 +13,10 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from hpcrun import __version__
-from hpcrun.cli.output import make_printable
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import INTERRUPTED
 from hpcrun.folders import shipped
-from hpcrun.printing import say, say_aside
+from hpcrun.printing import make_printable, say, say_aside
 
 COMMANDS = {
     "init": "write a small program to begin with",

@@ -1,7 +1,6 @@
 """Output of the program: JSON on one line, and text that every terminal can show."""
 
 import json
-import sys
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -41,13 +40,6 @@ def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
             padded.append(blank + cell if index in right else cell + blank)
         lines.append("  ".join(padded).rstrip())
     return lines
-
-
-def make_printable() -> None:
-    """Print characters that the terminal's encoding lacks as escapes, instead of failing."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def plural(number: int, noun: str) -> str:

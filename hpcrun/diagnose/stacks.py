@@ -16,7 +16,6 @@ _WAITS = {
     "/torch/distributed/": "in a collective",
     "/torch/utils/data/": "in the data loader",
     "/hpcrun/train/data/": "in the data loader",
-    "/hpcrun/integrations/loader": "in the data loader",
 }
 _COLLECTIVE = f" ({_WAITS['/torch/distributed/']})"
 _INSTALLED = re.compile(r".*/(site|dist)-packages/")

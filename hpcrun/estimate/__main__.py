@@ -46,14 +46,14 @@ def main() -> int:
 
 def estimate(config: Config, memory: int, gpu: str) -> dict[str, Any]:
     """Return the memory of a rank under ``config``, and advice if it does not fit ``memory`` bytes."""
+    from hpcrun.checkpoint.state.generators import seed_all
     from hpcrun.estimate.fake_run import trace
-    from hpcrun.train.determinism import seed_alike
     from hpcrun.train.health.out_of_memory import advice
     from hpcrun.train.parallel.choose import with_fsdp
     from hpcrun.train.task import load_task
 
     begun = time.monotonic()
-    seed_alike(config.seed)
+    seed_all(config.seed)
     ranks = config.job.min_nodes * config.job.tasks_on_node
     # The user's task, as in the ranks.
     sys.path.insert(0, os.getcwd())  # noqa: PTH109

@@ -13,20 +13,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader, next_pass
-from hpcrun.integrations.session import (
+from hpcrun.integrations.folder_session import FolderSession
+from hpcrun.integrations.wandb import continue_wandb_run
+from hpcrun.train.data.exact_loader import ExactLoader, next_pass
+from hpcrun.train.own_loop.session import (
     ENDED,
-    FolderSession,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unsaved_state import UnsavedState
-from hpcrun.integrations.wandb import continue_wandb_run
+from hpcrun.train.own_loop.unsaved_state import UnsavedState
 
 _REGISTER = "accelerator.register_for_checkpointing"
 
@@ -128,12 +128,12 @@ class ExactState:
             if self._is_over():
                 break
             if resumed:
-                apply_rank(self._random)
+                restore_generators(self._random)
                 resumed = False
             self._used[name] += 1
             yield batch
         if resumed:  # the rest of the pass is empty
-            apply_rank(self._random)
+            restore_generators(self._random)
 
     def step(self) -> None:
         """Count the optimizer step, save at the interval, and stop if a rank has a signal. Collective.
@@ -175,7 +175,7 @@ class ExactState:
         place = {"epoch": self.epoch, "used": self._used, "loaders": loaders}
         buckets = [one.state_dict() for one in self._buckets]
         hooks = [one.capture() for one in self._hooks]
-        own = {**place, "buckets": buckets, "hooks": hooks, "random": capture_rank()}
+        own = {**place, "buckets": buckets, "hooks": hooks, "random": capture_generators()}
         self._session.commit(self.steps, own)
         self._saved = self.steps
 

@@ -14,19 +14,19 @@ from typing import Any
 from torch.distributed.fsdp import FSDPModule
 
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.errors import UserError
 from hpcrun.integrations.lightning_state import RankState, TrainerState
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.session import (
+from hpcrun.ranks.signals import STOP
+from hpcrun.storage.retention import Retention
+from hpcrun.train.data.exact_loader import ExactLoader
+from hpcrun.train.own_loop.session import (
     ENDED,
     Session,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.ranks.signals import STOP
-from hpcrun.storage.retention import Retention
 
 try:
     from lightning.pytorch import Callback
@@ -144,13 +144,13 @@ class Training:
             own={"lightning": self._own},
             **self._options,
         )
-        before = capture_rank()
+        before = capture_generators()
         session.restore()
         if self._shared.saved is None:
-            apply_rank(before)
+            restore_generators(before)
             return
-        self._random = capture_rank()
-        apply_rank(before)
+        self._random = capture_generators()
+        restore_generators(before)
         self._versions = self._weights()
         if self._shared.finished and trainer.fit_loop.skip:
             self._finish(session)
@@ -180,7 +180,7 @@ class Training:
         self._shared.enter()
         self._own.enter(fetcher, finished=self._shared.finished)
         assert self._random is not None
-        apply_rank(self._random)
+        restore_generators(self._random)
         self._random = None
         self._shared.finished = False
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader
+from hpcrun.train.data.exact_loader import ExactLoader
 
 # For `load_from_checkpoint` only, with any object of the user.
 _HYPERPARAMETERS = tuple(

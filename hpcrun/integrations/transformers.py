@@ -20,16 +20,16 @@ from hpcrun.checkpoint.state.bucket_order import BucketOrder
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.errors import UserError
 from hpcrun.integrations.accelerate import ExactBase, exact_shard
-from hpcrun.integrations.loader import next_pass
-from hpcrun.integrations.session import (
+from hpcrun.integrations.folder_session import FolderSession
+from hpcrun.integrations.wandb import continue_wandb_run
+from hpcrun.ranks.signals import STOP, StopReason
+from hpcrun.train.data.exact_loader import next_pass
+from hpcrun.train.own_loop.session import (
     ENDED,
-    FolderSession,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.wandb import continue_wandb_run
-from hpcrun.ranks.signals import STOP, StopReason
 
 _FACTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed")
 

@@ -6,7 +6,6 @@ floating-point sums may round differently, so the last bits of the weights may d
 
 import contextlib
 import os
-import random
 import re
 import traceback
 from collections import Counter
@@ -14,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.utils.deterministic
 
+from hpcrun.checkpoint.state.generators import seed_all_from
 from hpcrun.config import differing
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import NotDeterministic, NotSameBits, UserError
@@ -49,16 +48,9 @@ _REMEDY = (
 _TORCH, _OURS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parent))
 
 
-def seed_alike(seed: int) -> None:
-    """Seed every generator that a dataset or a model may use."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
 def seed_rank(seed: int, rank: int, step: int) -> None:
     """Seed a rank that has no generators to restore, from seed, rank and step only."""
-    _seed_mixed(seed, rank, step)
+    seed_all_from(seed, rank, step)
 
 
 def seed_for_optimizer(seed: int) -> None:
@@ -66,17 +58,12 @@ def seed_for_optimizer(seed: int) -> None:
 
     A deferred build leaves other generators than a normal build, and so does a resume.
     """
-    _seed_mixed(seed, _NO_RANK, 0)
+    seed_all_from(seed, _NO_RANK, 0)
 
 
 def seed_for_datasets(seed: int) -> None:
     """Seed all ranks alike for the task's datasets; see :func:`seed_for_optimizer`."""
-    _seed_mixed(seed, _NO_RANK, 1)
-
-
-def _seed_mixed(*words: int) -> None:
-    mixed = np.random.SeedSequence(words).generate_state(2, np.uint32)
-    seed_alike(int(mixed[0]) << 31 ^ int(mixed[1]))
+    seed_all_from(seed, _NO_RANK, 1)
 
 
 def choose_kernels(wanted: Deterministic) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, default_collate
 
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
+from hpcrun.checkpoint.state.generators import seed_all
 from hpcrun.config import Config, changed_ways
 from hpcrun.devices.accelerator import is_accelerator
 from hpcrun.errors import UserError, error_on_all_ranks
@@ -37,7 +38,6 @@ from hpcrun.train.determinism import (
     environment,
     explain_refusals,
     require_same,
-    seed_alike,
     seed_for_datasets,
     seed_rank,
 )
@@ -148,7 +148,7 @@ def make_model(
 
     def make() -> Any:
         # The same seed on every rank, so that all ranks start with the same weights.
-        seed_alike(config.seed)
+        seed_all(config.seed)
         with explain_refusals():
             return _build(task, config, resumes=resumes)
 

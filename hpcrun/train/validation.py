@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from hpcrun.checkpoint.state.generators import kept_generators
 from hpcrun.ranks.collective import Ranks
 from hpcrun.train.data.batches import MicroBatchDataset, length
 from hpcrun.train.data.batching import samples, start_worker
 from hpcrun.train.metrics.log import mean_over_ranks
-from hpcrun.train.model.checks import evaluating, kept_buffers, kept_generators, require_number
+from hpcrun.train.model.checks import evaluating, kept_buffers, require_number
 from hpcrun.train.parallel.strategies import copy_from_rank_zero
 from hpcrun.train.step.precision import to_device
 from hpcrun.train.step.trainer import AMPTrainer

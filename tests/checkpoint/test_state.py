@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpcrun.checkpoint.state.capture import apply_rank, apply_shared, capture_rank, capture_shared
+from hpcrun.checkpoint.state.capture import apply_shared, capture_shared
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.storage.errors import CheckpointError
 
 OPTIMIZERS = {
@@ -100,13 +101,13 @@ def test_a_resumed_run_ends_with_the_undisturbed_bits(optimizer, steps):
     np.random.seed(1)
     torch.manual_seed(1)
     undisturbed.train(steps)
-    shared, own = through_a_file((undisturbed.capture(step=steps), capture_rank()))
+    shared, own = through_a_file((undisturbed.capture(step=steps), capture_generators()))
     undisturbed.train(4)
 
     resumed = Training(optimizer, seed=99)
     resumed.train(2)
     assert resumed.apply(shared) == {"step": steps}
-    assert apply_rank(own) == []
+    assert restore_generators(own) == []
     resumed.train(4)
     require_equal(resumed.capture(), undisturbed.capture())
     assert resumed.scaler.get_scale() > 2.0**16

@@ -16,7 +16,7 @@ NAMES = {"task": "my_task", "script": "train", "lightning": "train", "transforme
 
 
 def require_package(kind: str) -> None:
-    module = {"script": "hpcrun.integrations.resumable"}.get(kind, f"hpcrun.integrations.{kind}")
+    module = {"script": "hpcrun.train.own_loop.resumable"}.get(kind, f"hpcrun.integrations.{kind}")
     package = kind if kind in ("lightning", "transformers") else "torch"
     try:
         found = find_spec(module) is not None and find_spec(package) is not None

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpcrun.integrations.session import ENDED
 from hpcrun.ranks.signals import StopFlag
+from hpcrun.train.own_loop.session import ENDED
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def again(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "0")
     # This process does not end: the workers of the next start must live.
-    monkeypatch.setattr("hpcrun.integrations.session.end_helpers", lambda: None)
+    monkeypatch.setattr("hpcrun.train.own_loop.session.end_helpers", lambda: None)
 
     def restart() -> None:
         for thread in threading.enumerate():
             if thread.name.startswith("commit"):  # a process waits for it at its exit
                 thread.join()
-        monkeypatch.setattr("hpcrun.integrations.session.STOP", flag := StopFlag())
+        monkeypatch.setattr("hpcrun.train.own_loop.session.STOP", flag := StopFlag())
         if "hpcrun.integrations.transformers" in sys.modules:
             monkeypatch.setattr("hpcrun.integrations.transformers.STOP", flag)
         ENDED.clear()

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
 from hpcrun.integrations.lightning import ExactResume
-from hpcrun.integrations.session import ENDED
+from hpcrun.train.own_loop.session import ENDED
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):

@@ -180,6 +180,8 @@ def train(folder, hook, most=None, several=False):
     return digest(model)
 
 
+# CI runs three of the hooks, with a loss scale.
+@pytest.mark.slow
 @ranks(2, 2, 2)
 def test_two_interruptions_change_no_bit_with_any_hook(tmp_path, phase):
     ends = {}

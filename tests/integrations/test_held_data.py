@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 import hpcrun
-from hpcrun.integrations.held_data import held_data
-from hpcrun.integrations.session import ENDED
+from hpcrun.train.own_loop.held_data import held_data
+from hpcrun.train.own_loop.session import ENDED
 
 BIG = torch.arange(2.0**16).reshape(-1, 4)
 

@@ -17,9 +17,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from hpcrun.checkpoint.state.generators import cpu_states
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader
-from hpcrun.integrations.random_state import generators_in, states
+from hpcrun.train.data.exact_loader import ExactLoader
+from hpcrun.train.data.found_generators import generators_in
 
 from .loops import Augmented, Lines, SavedLines
 
@@ -151,9 +152,9 @@ def test_a_resume_reads_no_sample_before_the_position():
 def test_the_generators_of_the_training_stay_as_they_are():
     for kind in ("drawing", "lines", "saved lines"):
         loader = exact(MAKERS[kind])
-        before = repr(states())
+        before = repr(cpu_states())
         read(loader)
-        assert repr(states()) == before
+        assert repr(cpu_states()) == before
 
 
 def test_two_loaders_of_a_training_have_different_orders():

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import hpcrun
-from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
 from hpcrun.storage.errors import CheckpointError
+from hpcrun.train.own_loop.own_objects import OwnObject, is_own, on_cpu, on_device
 from tests.support.on_ranks import forked, ranks
 
 Transition = namedtuple("Transition", "state reward")

@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 import hpcrun
 from hpcrun.errors import UserError
-from hpcrun.integrations.rank_data import Pass, require_equal_counts
+from hpcrun.train.own_loop.rank_data import Pass, require_equal_counts
 from tests.support.on_ranks import agreed, ranks
 
 SIZE = 24

@@ -7,7 +7,7 @@ import torch
 
 import hpcrun
 from hpcrun.errors import UserError
-from hpcrun.integrations.session import ENDED
+from hpcrun.train.own_loop.session import ENDED
 from tests.support.on_ranks import ranks
 
 from . import loops

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from hpcrun import CheckpointError, UserError
-from hpcrun.integrations.session import FolderSession
+from hpcrun.integrations.folder_session import FolderSession
 from tests.checkpoint.test_quarantine import flip
 from tests.support.on_ranks import gathered, ranks
 

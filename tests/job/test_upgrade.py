@@ -12,7 +12,9 @@ from tests.support.jobs import PATIENCE, held_at, outcome, probe_config, wait_fo
 from tests.support.upgrades import NEWER, install, mixed, upgrade
 
 
-@pytest.mark.parametrize("then", ["preempt", pytest.param("nothing", marks=pytest.mark.slow)])
+# CI runs this on Slurm: tests/on_slurm/test_upgrade.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["preempt", "nothing"])
 def test_a_job_outlives_an_upgrade(then: str, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site)

@@ -58,7 +58,7 @@ def test_every_collective_is_measured_and_right(crew: TuneNodes) -> None:
     ("env", "grid", "problem"),
     [
         ({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT, "nothing0"),
-        ({}, replace(SHORT, backend="nothing"), "nothing"),
+        pytest.param({}, replace(SHORT, backend="nothing"), "nothing", marks=pytest.mark.slow),
         ({}, replace(SHORT, patience=0.001), "no end in time"),
     ],
 )

@@ -33,6 +33,7 @@ torch and without threads, and forks the processes itself (``tests/train/forks.p
 
 Each worker of pytest has a server (``tests/support/rank_server.py``), which imports torch once and never
 starts a thread. The server forks the ranks of each test: gloo's threads would not survive a fork.
+``tests/support/debugger.py`` opens a debugger on a rank.
 """
 
 import contextlib
@@ -45,6 +46,8 @@ import tempfile
 from typing import Any
 
 import pytest
+
+from tests.support import debugger
 
 LIMIT_SECONDS = 300.0
 
@@ -162,7 +165,8 @@ class Server:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[other.fileno()],
-                start_new_session=True,
+                # A debugger needs the terminal of this session.
+                start_new_session=not debugger.is_on(),
             )
         self._answers = self._socket.makefile("r")
 

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from _pytest.runner import runtestprotocol
 
 from hpcrun.config import resolve
+from tests.support import debugger
 from tests.train.nccl_rules import Rules, nccl_rules
 
 resolve([])  # the config's engine makes the validators at the first use, else in each rank.
@@ -96,6 +97,7 @@ class RankServer:
         # Each rank inherits the rules, and its own record of collectives.
         self._rules: Rules = self._until_the_process_ends.enter_context(nccl_rules())
         self._reports: list[pytest.TestReport] = []
+        self._debugger: debugger.RankDebugger | None = None
 
     @pytest.fixture
     def rank(self) -> int:
@@ -179,6 +181,7 @@ class RankServer:
         """Run the test as a rank; return its end."""
         assert self._request is not None
         self._rank = rank
+        self._debugger = debugger.RankDebugger(rank, folder / f"{rank}.debugger")
         torch.set_num_threads(1)
         if self._request.group:
             self._join(rank, folder)
@@ -197,6 +200,8 @@ class RankServer:
         store = dist.FileStore(str(folder / "rendezvous"), self._world_size)
         # The stack of a rank that waits says more than an error of gloo after a timeout.
         timeout = timedelta(seconds=self._request.limit + 60)
+        if debugger.is_on():
+            timeout = timedelta(seconds=debugger.WAIT_SECONDS)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=self._world_size, timeout=timeout
         )
@@ -210,7 +215,12 @@ class RankServer:
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self) -> Iterator[None]:
         """Compare the collectives of the ranks at the end of the test function."""
-        result = yield
+        try:
+            result = yield
+        except Exception as error:
+            if self._debugger is not None:
+                self._debugger.look_at(error)
+            raise
         if not self._rules.off:
             self._rules.compare()
         return result
@@ -275,9 +285,12 @@ class Forks:
     def wait(self) -> tuple[str, str]:
         """Wait for the ranks; return the outcome of the test and its report."""
         until = time.monotonic() + self._request.limit
-        failed = False
+        failed, last = False, time.monotonic()
         try:
             while len(self._ends) < self._count:
+                before, last = last, time.monotonic()
+                if any(self._folder.glob("*.debugger")):
+                    until += last - before
                 for rank in [*self._running]:
                     self._look(rank)
                 if not failed and any(end.outcome == "failed" for end in self._ends.values()):

@@ -5,7 +5,6 @@ code. Names are canonical, without the prefixes of wrappers (``module.`` of DDP,
 module), so that a checkpoint does not depend on the strategy of training.
 """
 
-import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from numbers import Integral
@@ -33,7 +32,6 @@ from hpcrun.checkpoint.state.compatibility import (
     require_whole,
 )
 from hpcrun.checkpoint.state.tree import bare, join, named_parameters
-from hpcrun.devices import accelerator
 from hpcrun.storage.errors import CheckpointError
 from hpcrun.storage.index import TensorEntry
 
@@ -171,34 +169,6 @@ def left_out(shared: dict[str, Any], *, scaler: Any = None, scheduler: Any = Non
             notes.append(
                 f"the checkpoint's state of a {name} is not used; this training run has none"
             )
-    return notes
-
-
-def capture_rank() -> dict[str, Any]:
-    """Return this rank's random states: of python, numpy, torch and its accelerators."""
-    own: dict[str, Any] = {"python": random.getstate(), "cpu": torch.get_rng_state()}
-    own["numpy"] = capture_numpy()
-    own["accelerators"] = accelerator.generator_states()
-    return own
-
-
-def apply_rank(own: dict[str, Any]) -> list[str]:
-    """Restore the result of :func:`capture_rank`, as the last step: creating iterators draws random numbers.
-
-    Returns:
-        A sentence for each generator that could not be restored.
-    """
-    notes = []
-    random.setstate(own["python"])
-    torch.set_rng_state(own["cpu"])
-    if own["numpy"] is not None:
-        import numpy as np
-
-        np.random.set_state(to_numpy(own["numpy"]))
-    devices = own.get("accelerators")
-    if devices is not None:
-        note = accelerator.restore_generators(devices)
-        notes += [] if note is None else [note]
     return notes
 
 
@@ -346,28 +316,3 @@ def plain(value: Any, where: str = "") -> Any:
             f"{where}: an integer of {value.bit_length()} bits cannot be saved; the limit is {_LONGEST} bits"
         )
     return value
-
-
-def capture_numpy() -> Any:
-    """Return the state of numpy's global generator as tensors and plain data; None without numpy."""
-    try:
-        import numpy as np
-    except ImportError:
-        return None
-    return from_numpy(np.random.get_state(legacy=False))
-
-
-def from_numpy(value: Any) -> Any:
-    import numpy as np
-
-    if isinstance(value, dict):
-        return {key: from_numpy(child) for key, child in value.items()}
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def to_numpy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: to_numpy(child) for key, child in value.items()}
-    return value.numpy() if isinstance(value, torch.Tensor) else value

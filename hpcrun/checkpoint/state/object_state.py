@@ -42,7 +42,7 @@ from hpcrun.checkpoint.state.assignments import (
     ITEMS,
     assigned_through,
 )
-from hpcrun.checkpoint.state.capture import from_numpy, to_numpy
+from hpcrun.checkpoint.state.generators import KINDS, generator_state, set_generator_state
 from hpcrun.checkpoint.state.made_values import (
     made_generator,
     made_object,
@@ -148,16 +148,10 @@ class ObjectStates:
             return tuple(items) if isinstance(value, tuple) else items
         if isinstance(value, complex):
             return {_KIND: "complex", "value": (value.real, value.imag)}
-        if isinstance(value, torch.Generator):
-            return {_KIND: "generator", "value": value.get_state()}
-        if _is_numpy_generator(value):
-            state = value.bit_generator.state if hasattr(value, "bit_generator") else None
-            state = value.get_state(legacy=False) if state is None else state
-            return {_KIND: "numpy", "value": from_numpy(state)}
+        if isinstance(value, KINDS):
+            return {_KIND: _kind_of(value), "value": generator_state(value)}
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
             return {_KIND: "array", "value": torch.from_numpy(np.array(value))}
-        if isinstance(value, random.Random):
-            return {_KIND: "random", "value": value.getstate()}
         if isinstance(value, Optimizer) and not self.complete:
             raise CheckpointError(
                 f"{where} is a {type(value).__name__}, which would take its steps in the backward pass, and "
@@ -244,14 +238,8 @@ class ObjectStates:
             live = _made(live, saved)
         if live is _MISSING:
             raise CheckpointError(f"a {kind} is in the checkpoint, and the program has not made it")
-        if kind == "generator":
-            live.set_state(value)
-        elif kind == "numpy" and hasattr(live, "bit_generator"):
-            live.bit_generator.state = to_numpy(value)
-        elif kind == "numpy":
-            live.set_state(to_numpy(value))
-        elif kind == "random":
-            live.setstate(value)
+        if kind in ("generator", "numpy", "random"):
+            set_generator_state(live, value)
         elif kind == "named":
             items = self._items(() if live is None else live, value)
             return made_tuple(saved["type"], items) if self.complete else type(live)(*items)
@@ -413,11 +401,12 @@ def _may_be_state(value: Any, module: str) -> bool:
     """Return True for a global of a function in ``module`` that may change between calls."""
     if isinstance(value, types.FunctionType):
         return value.__module__ == module
-    if isinstance(value, Tensor | dict | list | deque | torch.Generator):
+    generators = (torch.Generator, np.random.Generator, np.random.RandomState)
+    if isinstance(value, (Tensor, dict, list, deque, *generators)):
         return True
     if isinstance(value, nn.Module | Optimizer | types.ModuleType | type):
         return False
-    return _is_numpy_generator(value) or (type(value).__module__ == module and _of_python(value))
+    return type(value).__module__ == module and _of_python(value)
 
 
 def _set_part(function: Any, name: str, value: Any) -> None:
@@ -467,12 +456,10 @@ def _of_python(value: Any) -> bool:
     )
 
 
-def _is_numpy_generator(value: Any) -> bool:
-    kind = type(value)
-    return kind.__module__.startswith("numpy.random") and kind.__name__ in (
-        "RandomState",
-        "Generator",
-    )
+def _kind_of(generator: Any) -> str:
+    if isinstance(generator, torch.Generator):
+        return "generator"
+    return "random" if isinstance(generator, random.Random) else "numpy"
 
 
 def _stateful(value: Any) -> bool:

@@ -15,6 +15,7 @@ from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.restore import Template
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.compatibility import apply_buffers, capture_buffers
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.checkpoint.state.tree import fill, shards
 from hpcrun.storage.index import TensorEntry
 
@@ -76,7 +77,7 @@ class TrainingState:
             CheckpointError: a value cannot be saved, or could not be restored; the text says where.
         """
         shared = self.capture_shared(extra)
-        own = capture.capture_rank()
+        own = capture_generators()
         if self.buffers_differ:
             own["buffers"] = capture_buffers(self.model)
         kept = {key: part.capture() for key, part in self.rank_parts.items()}
@@ -133,7 +134,7 @@ class TrainingState:
             # A checkpoint of another parallelism may hold buffers that are identical on all ranks.
             if self.buffers_differ and "buffers" in own:
                 apply_buffers(own["buffers"], self.model)
-            notes += capture.apply_rank(own)
+            notes += restore_generators(own)
         for key, part in self.rank_parts.items():
             note = part.restore(None if own is None else own.get(key))
             notes += [] if note is None else [note]

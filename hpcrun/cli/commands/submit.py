@@ -24,7 +24,6 @@ from typing import Any
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
-from hpcrun.cli.output import print_json
 from hpcrun.config import Config, Job, masked_values, script_yaml, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
@@ -123,6 +122,8 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     if submitted is None:
         return run_here(run)
     if arguments.json:
+        from hpcrun.cli.output import print_json
+
         print_json({"run": str(run.path), **vars(submitted)})
         return 0
     local = submitted.executor == "local"
@@ -139,6 +140,8 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
 
     line = raw_command(run, config)
     if as_json:
+        from hpcrun.cli.output import print_json
+
         print_json({"run": str(run.path), "command": line})
         return 0
     for words in not_in_the_script(config):
@@ -149,7 +152,7 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
 
 def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
     """Report that there is nothing to continue, and the run's result."""
-    from hpcrun.cli.output import print_result
+    from hpcrun.cli.output import print_json, print_result
 
     if as_json:
         print_json({"run": str(run.path), "result": result})
@@ -165,6 +168,8 @@ def _show(plan: SubmissionPlan, as_json: bool) -> int:
     text = script_yaml(config) if config.command else to_yaml(config, mask=True)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}
+        from hpcrun.cli.output import print_json
+
         print_json(shown | {"config": masked_values(config.model_dump(mode="json"))})
         return 0
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")

@@ -14,13 +14,13 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from hpcrun.checkpoint.state.generators import seed_at
 from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.train.data.batching import (
     Batching,
     Indices,
     accumulation_of,
-    reseed,
     samples,
     start_worker,
 )
@@ -111,7 +111,7 @@ class MicroBatchDataset(Dataset[Any]):
         return [dataset[index] for index in indices]
 
     def _seeded(self, position: int, index: int) -> Any:
-        reseed(self._seed, position)
+        seed_at(self._seed, position)
         return self._dataset[index]
 
 

@@ -6,7 +6,6 @@ smallest even power of two that holds the dataset, iterated until the result is 
 P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is not for cryptography.
 """
 
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -212,18 +211,6 @@ def start_worker(_worker: int) -> None:
     """Set up a loader process: ignore the signals that ranks handle, and use one thread."""
     ignore_in_helper_process()
     torch.set_num_threads(1)
-
-
-def reseed(*numbers: int) -> None:
-    """Seed the generators of this loader process from ``numbers``: the position of a sample.
-
-    A loader process's default generator depends on when the process was started, which a resume changes.
-    """
-    mixed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
-    random.seed(mixed)
-    np.random.seed(mixed)
-    # Not torch.manual_seed, which also seeds every kind of device; a loader process uses none.
-    torch.default_generator.manual_seed(mixed)
 
 
 def worker_processes(config: Config, environ: Mapping[str, str], default: int | None = None) -> int:

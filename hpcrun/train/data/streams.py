@@ -23,10 +23,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank, plain
+from hpcrun.checkpoint.state.capture import plain
+from hpcrun.checkpoint.state.generators import kept_generators, seed_at
 from hpcrun.errors import UserError
 from hpcrun.storage.errors import CheckpointError
-from hpcrun.train.data.batching import Batching, reseed, start_worker
+from hpcrun.train.data.batching import Batching, start_worker
 from hpcrun.train.data.micro_batches import MicroBatches
 
 _Item = tuple[Any, "bytes | None", "str | None"]
@@ -259,7 +260,7 @@ class _Reader:
         while True:
             samples = self._samples or self._begin()
             if self._seed is not None:
-                reseed(*self._seed, self.given)
+                seed_at(*self._seed, self.given)
             try:
                 found = next(samples)
             except StopIteration:
@@ -297,11 +298,10 @@ class _Reader:
             self._samples = iter(self._stream)
         else:
             # An uninterrupted run makes neither call here, so what they draw must not change the generators.
-            generators = capture_rank()
-            self._stream.load_state_dict(self._loaded["stream"])
-            self._samples = iter(self._stream)
+            with kept_generators():
+                self._stream.load_state_dict(self._loaded["stream"])
+                self._samples = iter(self._stream)
             self._loaded = None
-            apply_rank(generators)
         return self._samples
 
     def _end(self) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpcrun.checkpoint.state import capture
+from hpcrun.checkpoint.state.generators import kept_generators
 from hpcrun.devices import accelerator
 from hpcrun.run.directory import RunDirectory
 from hpcrun.train.metrics.stopwatch import Stopwatch
@@ -114,16 +114,14 @@ def forward_flops(
     Returns None for a model that reads values of tensors, or uses tensors that it does not register: both
     need data. Restores the random generators.
     """
-    generators = capture.capture_rank()
     counter = FlopCounterMode(display=False)
-    try:
-        with counter, torch.no_grad():
-            loss(module, to_device(batch, torch.device("meta")))
-    # User code may fail in any way on tensors without data; then there is no MFU.
-    except Exception:
-        return None
-    finally:
-        capture.apply_rank(generators)
+    with kept_generators():
+        try:
+            with counter, torch.no_grad():
+                loss(module, to_device(batch, torch.device("meta")))
+        # User code may fail in any way on tensors without data; then there is no MFU.
+        except Exception:
+            return None
     return float(counter.get_total_flops()) or None
 
 

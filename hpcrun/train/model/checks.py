@@ -13,7 +13,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.train.step.amp_trainer import AMPTrainer
 from hpcrun.train.step.gate import trained_by
@@ -208,14 +207,6 @@ def kept_gradients(module: nn.Module) -> Iterator[None]:
     yield
     for parameter, gradient in kept:
         parameter.grad = gradient
-
-
-@contextlib.contextmanager
-def kept_generators() -> Iterator[None]:
-    """Restore the random generators after the block."""
-    kept = capture_rank()
-    yield
-    apply_rank(kept)
 
 
 @contextlib.contextmanager

@@ -24,13 +24,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from hpcrun.checkpoint.state.generators import kept_generators
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator, vendor
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.errors import NotTrainable, UserError
 from hpcrun.ranks.collective import Ranks
 from hpcrun.ranks.distributed import DistributedConfig
-from hpcrun.train.model.checks import kept_buffers, kept_generators, unshardable
+from hpcrun.train.model.checks import kept_buffers, unshardable
 from hpcrun.train.model.prepare import blocks, compile_in_place, unshared
 from hpcrun.train.model.units import by_size
 from hpcrun.train.parallel.fsdp_check import ShardedUse

@@ -21,6 +21,7 @@ from torch import nn
 from hpcrun.checkpoint.outcome import Restored, SaveOutcome
 from hpcrun.checkpoint.state import capture
 from hpcrun.checkpoint.state.compatibility import require_same_kind, require_same_model
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.checkpoint.state.hook_state import hooks_of
 from hpcrun.checkpoint.state.training import TrainingState
 from hpcrun.checkpoint.state.tree import bare
@@ -104,7 +105,7 @@ def write_file(
         "metadata": capture.plain(numbers(dict(metadata or {})), "metadata"),
         "extra": capture.plain(numbers(dict(extra or {})), "extra"),
         "ranks": ranks,
-        "generators": capture.capture_rank(),
+        "generators": capture_generators(),
     }
     for name in _OPTIONAL if include_optimizer else ():
         part = getattr(state, name)
@@ -235,7 +236,7 @@ def apply_file(
         state.averages.restart(averages.keys() - fits)
     if content.get("ranks") == ranks == 1 and content.get("generators"):
         try:
-            notes += capture.apply_rank(content["generators"])
+            notes += restore_generators(content["generators"])
         except Exception as error:  # each generator refuses in its own way
             notes.append(f"the random generators of the file do not fit: {one_line(error)}")
     elif ranks > 1:

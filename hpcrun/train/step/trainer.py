@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcrun.checkpoint.outcome import Restored
 from hpcrun.checkpoint.sharded.engine import CheckpointEngine
 from hpcrun.checkpoint.sharded.same_weights import require_same_weights
-from hpcrun.checkpoint.state import capture
+from hpcrun.checkpoint.state.generators import kept_generators
 from hpcrun.checkpoint.state.hook_state import HookStates, kept_hooks
 from hpcrun.checkpoint.state.training import RankPart
 from hpcrun.config import AMPConfig
@@ -386,9 +386,7 @@ def finalize_buckets(module: nn.Module, forward: Callable[[], Tensor], *, ranks:
     Raises:
         UserError: the loss does not depend on all parameters.
     """
-    generators = capture.capture_rank()
-    with kept_buffers(module), kept_gradients(module):
+    with kept_generators(), kept_buffers(module), kept_gradients(module):
         value = forward()
         ranks.together(lambda: require_all_used(value, module))
         torch.autograd.backward(value)
-    capture.apply_rank(generators)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hpcrun.checkpoint.state import capture
+from hpcrun.checkpoint.state import generators
 from hpcrun.config import AMPConfig
 from hpcrun.config.training import FSDP
 from hpcrun.devices import accelerator
@@ -150,7 +150,7 @@ def answer() -> None:
     # DDP's C++ code would read the shapes of fake tensors, and the values to broadcast.
     DDPStrategy.wrap = wrap
     # numpy cannot take its state back from a fake tensor.
-    capture.capture_numpy = lambda: None
+    generators.capture_numpy = lambda: None
     dist._verify_params_across_processes = lambda *_: None
     dist._broadcast_coalesced = lambda *_: None
     fsdp.FSDPStrategy.compare = lambda *_: None

@@ -10,30 +10,30 @@ from torch.optim import SGD, Optimizer
 
 from hpcrun.checkpoint.sharded.same_weights import ON_PURPOSE, require_same_weights
 from hpcrun.checkpoint.state.bucket_order import BucketOrder
-from hpcrun.checkpoint.state.capture import apply_rank, capture_rank
+from hpcrun.checkpoint.state.generators import capture_generators, restore_generators
 from hpcrun.checkpoint.state.hook_state import HookStates
 from hpcrun.checkpoint.state.tree import bare
 from hpcrun.errors import UserError
-from hpcrun.integrations.held_data import HeldData
-from hpcrun.integrations.loader import (
+from hpcrun.run.reports import report
+from hpcrun.storage.retention import Retention
+from hpcrun.train.data.exact_loader import (
     ExactLoader,
     UnknownLoaders,
     next_pass,
     require_own_generators,
 )
-from hpcrun.integrations.lookahead import END, Lookahead
-from hpcrun.integrations.own_objects import OwnObject, is_own, on_cpu, on_device
-from hpcrun.integrations.rank_data import RankData
-from hpcrun.integrations.session import (
+from hpcrun.train.data.lookahead import END, Lookahead
+from hpcrun.train.own_loop.held_data import HeldData
+from hpcrun.train.own_loop.own_objects import OwnObject, is_own, on_cpu, on_device
+from hpcrun.train.own_loop.rank_data import RankData
+from hpcrun.train.own_loop.session import (
     ENDED,
     Session,
     default_folder,
     refuse_in_a_line,
     require_first,
 )
-from hpcrun.integrations.unsaved_state import UnsavedState, unsaved_weights
-from hpcrun.run.reports import report
-from hpcrun.storage.retention import Retention
+from hpcrun.train.own_loop.unsaved_state import UnsavedState, unsaved_weights
 
 
 def resumable(
@@ -184,7 +184,7 @@ class Resumable:
         if self._held.line:
             self._session.say(self._held.line)
         if self.steps:
-            self._resumed, self._random = True, capture_rank()
+            self._resumed, self._random = True, capture_generators()
         for one in optimizers.values():
             if isinstance(one, Optimizer):
                 one.register_step_post_hook(self._note_late)
@@ -278,9 +278,9 @@ class Resumable:
         self._most = max_steps
         while self.epoch < count and not self._is_over():
             if self._resumed and self._epoch_random is not None:
-                apply_rank(self._epoch_random)
+                restore_generators(self._epoch_random)
             else:
-                self._epoch_random = capture_rank()
+                self._epoch_random = capture_generators()
                 self._begun, self._begin = set(), self.steps
             self._asked_position, self._resumed = not self._resumed, False
             # The code after the epoch before may have changed what the checkpoint holds.
@@ -324,7 +324,7 @@ class Resumable:
         rest = iter(exact)
         if resumed:
             # What ran since the restore, such as a validation, may have drawn random numbers.
-            apply_rank(self._random)
+            restore_generators(self._random)
         self._data.begin(name, limit)
         self._passes[name] = ahead = Lookahead(rest)
         return self._counted(name, exact, ahead, limit)
@@ -339,7 +339,7 @@ class Resumable:
         if loader is None and not self._loaders:
             if not self._asked_position:
                 # What ran since the start of the epoch, such as a shuffle, may have drawn random numbers.
-                apply_rank(self._random)
+                restore_generators(self._random)
                 self._asked_position = True
             return self.steps - self._begin
         name, exact = self._exact(loader)

@@ -16,11 +16,10 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hpcrun.integrations.random_state import fingerprint
+from hpcrun.checkpoint.state.generators import KINDS, fingerprint
 
 _DEPTH, _ITEMS, _BYTES, _SAMPLED = 8, 40, 1 << 16, 8
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_VALUES = (bool, int, float, str, bytes, tuple, Tensor, np.ndarray, np.generic, *GENERATORS)
+_VALUES = (bool, int, float, str, bytes, tuple, Tensor, np.ndarray, np.generic, *KINDS)
 
 
 def mark_of(value: Any) -> str:
@@ -39,7 +38,7 @@ def _mark(value: Any, depth: int, above: set[int]) -> Any:
         return str(value.shape), _array(np.asarray(value))
     if isinstance(value, random.SystemRandom):
         return None
-    if isinstance(value, GENERATORS):
+    if isinstance(value, KINDS):
         return fingerprint(value)
     if id(value) in above or not depth or isinstance(value, type | types.ModuleType):
         return type(value).__name__

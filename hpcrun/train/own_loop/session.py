@@ -1,36 +1,29 @@
-"""Commits, the agreed stop and the exit code of a training loop that is not hpcrun's.
-
-The checkpoints are those of hpcrun (:class:`Session`) or of a framework (:class:`FolderSession`).
-"""
+"""Commits, the agreed stop and the exit code of a training loop that is not hpcrun's."""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from hpcrun.checkpoint.checkpointer import Checkpointer
-from hpcrun.checkpoint.lone_save import watch_saves
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import UNFINISHED
-from hpcrun.integrations.checkpoint_folders import CheckpointFolders
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.ranks.signals import STOP, StopReason, end_helpers
 from hpcrun.ranks.tree_group import new_control_group
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.reports import report
-from hpcrun.storage.errors import CheckpointError, explained
+from hpcrun.storage.errors import CheckpointError
 from hpcrun.storage.retention import Retention
 
-_CODE = str(Path(__file__).parents[1])
+_CODE = str(Path(__file__).parents[2])
 ENDED: dict[Path, object] = {}
 """The trainings that have ended in this process, by the folders of their checkpoints."""
 
@@ -52,7 +45,7 @@ class Stop:
         STOP.install()
         group = new_control_group() if size > 1 else None
         self.ranks = Ranks(rank, size, group, CheckpointError)
-        self._agreement = StopAgreement(group)
+        self.agreement = StopAgreement(group)
 
     def reason(self, steps: int, notes: Sequence[int] = ()) -> StopReason:
         """Report the step, and return the reason to stop that the ranks have agreed on, or NONE.
@@ -67,7 +60,7 @@ class Stop:
                 f"the program has set a handler of {', '.join(taken)} after the call of hpcrun; the handler "
                 "runs after the save of a stop, on all ranks; set it before the call"
             )
-        return self._agreement.exchange(steps, STOP.reason, notes)
+        return self.agreement.exchange(steps, STOP.reason, notes)
 
     def notes(self, *, wait: bool = False) -> list[int]:
         """Return the largest notes of all ranks of the step before the last; empty in the first step.
@@ -76,14 +69,15 @@ class Stop:
             wait: return those of the last step; every rank has made it.
         """
         if wait:
-            self._agreement.read()
-        return self._agreement.notes
+            self.agreement.read()
+        return self.agreement.notes
 
-    def _end(self, steps: int, reason: StopReason) -> NoReturn:
+    def end(self, steps: int, reason: StopReason) -> NoReturn:
+        """End the program after a stop at ``steps`` steps, whose state is saved; raises SystemExit 75."""
         end = "the program's own handler continues" if STOP.replaced else f"exit code {UNFINISHED}"
         self.say(f"stopped after step {steps} ({reason.name.lower()}), saved; {end}")
         end_helpers()
-        self._agreement.hand_over()
+        self.agreement.hand_over()
         raise SystemExit(UNFINISHED)
 
     def say(self, text: str) -> None:
@@ -167,7 +161,7 @@ class Session(Stop):
         Raises:
             CheckpointError: the last save failed. Raised on all ranks.
         """
-        self._agreement.finish()
+        self.agreement.finish()
         self.checkpointer.close()
 
     def leave(self, steps: int, reason: StopReason) -> NoReturn:
@@ -179,7 +173,7 @@ class Session(Stop):
         """
         self.save(steps)
         self.close()
-        self._end(steps, reason)
+        self.end(steps, reason)
 
     def finish(self, steps: int) -> None:
         """Save after the last step, wait for the commit, and report that the work is done.
@@ -192,59 +186,6 @@ class Session(Stop):
         self.save(steps)
         self.close()
         report(steps, done=True)
-
-
-class FolderSession(Stop):
-    """Checkpoint folders and stop of a training with checkpoints of a framework. Every method is collective.
-
-    The arguments are those of :class:`CheckpointFolders`; the number of ranks is added to ``facts``.
-    """
-
-    def __init__(self, root: Path, *, keep: int | None, facts: dict[str, Any]) -> None:
-        super().__init__()
-        size = self.ranks.world_size
-        if size > 1:
-            watch_saves()
-        commits = replace(self.ranks, group=new_control_group() if size > 1 else None)
-        facts = {"the number of ranks": size, **facts}
-        self.folders = CheckpointFolders(root, self.ranks, commits, keep=keep, facts=facts)
-
-    def newest(self) -> tuple[int, dict[str, Any]] | None:
-        """Return step and own state of the newest valid checkpoint; None without a checkpoint.
-
-        Raises:
-            CheckpointError: as :meth:`CheckpointFolders.newest`.
-        """
-        step = self.folders.newest()
-        if step is None:
-            return None
-        with explained("be read", self._own(step)):
-            own: dict[str, Any] = torch.load(self._own(step), weights_only=True)
-        self.say(f"resumed after step {step} from {self.folders.path(step)}")
-        return step, own
-
-    def commit(self, step: int, own: dict[str, Any], protect: Path | None = None) -> None:
-        """Add this rank's ``own`` state to the folder of ``step``, and commit the folder in a thread."""
-        torch.save(own, self._own(step))
-        self.folders.commit(step, protect)
-
-    def leave(self, step: int, reason: StopReason) -> NoReturn:
-        """Wait for the commit of ``step``, and end the program with exit code 75.
-
-        Raises:
-            SystemExit: always, with the code 75, unless the commit failed.
-            CheckpointError: the commit failed. Raised on all ranks.
-        """
-        self.finish()
-        self._end(step, reason)
-
-    def finish(self) -> None:
-        """Wait for the commit in progress, and release the folder; raises CheckpointError if it failed."""
-        self._agreement.finish()
-        self.folders.close()
-
-    def _own(self, step: int) -> Path:
-        return self.folders.path(step) / f"hpcrun-rank-{self.ranks.rank}.pt"
 
 
 def refuse_in_a_line() -> None:

@@ -2,7 +2,7 @@
 
 An environment, a random generator, a replay memory, a target network or an iterator that the program has not
 passed starts from its beginning after a resume, and the training ends with other weights, without an error.
-They live in variables of the functions that call :meth:`hpcrun.integrations.resumable.Resumable.step`. An
+They live in variables of the functions that call :meth:`hpcrun.train.own_loop.resumable.Resumable.step`. An
 object gets the line only if it has changed between two steps.
 """
 
@@ -26,10 +26,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hpcrun.integrations.own_objects import OwnObject
-from hpcrun.integrations.random_state import generators_in
-from hpcrun.integrations.state_marks import (
-    GENERATORS,
+from hpcrun.checkpoint.state.generators import KINDS
+from hpcrun.train.data.found_generators import generators_in
+from hpcrun.train.own_loop.own_objects import OwnObject
+from hpcrun.train.own_loop.state_marks import (
     is_iterator,
     is_spinner,
     is_suspended,
@@ -38,7 +38,7 @@ from hpcrun.integrations.state_marks import (
 )
 
 _PASS = "hpcrun.resumable(..., {word}={name})"
-_OWN = str(Path(__file__).parents[1])
+_OWN = str(Path(__file__).parents[2])
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
@@ -117,7 +117,7 @@ class UnsavedState:
             elif self._steps < 2 or not is_iterator(one.value):
                 self._marks[id(one.value)] = one.value, mark
         changed = list({one.name: one for one in changed}.values())
-        if any(isinstance(one.value, GENERATORS) for one in changed):
+        if any(isinstance(one.value, KINDS) for one in changed):
             # Those of other loaders, such as that of a validation.
             read = _read_by_loaders()
             changed = [one for one in changed if id(one.value) not in read]
@@ -208,7 +208,7 @@ class _Look:
                     continue
                 self._seen.add(id(value))
                 kind = "" if _is_plain(value) else self._kind(name, value)
-                if kind and (not own or isinstance(value, GENERATORS)):
+                if kind and (not own or isinstance(value, KINDS)):
                     self.found.append(Carried(name, kind, value))
                 elif not kind and not own:
                     below += _below(name, value)
@@ -218,7 +218,7 @@ class _Look:
         """Return words for an object that may carry state of the training; empty for other objects."""
         kind = type(value)
         shown, package = kind.__name__, kind.__module__.partition(".")[0]
-        if isinstance(value, GENERATORS):
+        if isinstance(value, KINDS):
             default = value is torch.default_generator or value is np.random.mtrand._rand
             return "" if default or shown == "SystemRandom" else f"a random generator, {shown}"
         if isinstance(value, nn.Module):
@@ -377,7 +377,7 @@ def _read_by_loaders() -> set[int]:
         for one in loaders
         for part in (one.generator, one.dataset, one.collate_fn, one.sampler, one.batch_sampler)
     ]
-    own = [part for part in parts if isinstance(part, GENERATORS)]
+    own = [part for part in parts if isinstance(part, KINDS)]
     return {id(one) for one in [*own, *generators_in(*parts)]}
 
 

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcrun.errors import UserError
-from hpcrun.integrations.loader import ExactLoader
 from hpcrun.printing import say_aside
 from hpcrun.ranks.collective import Ranks
+from hpcrun.train.data.exact_loader import ExactLoader
 
 _BITS = 32
 

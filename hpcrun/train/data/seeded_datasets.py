@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hpcrun.checkpoint.sharded.rank_file import pack
+from hpcrun.checkpoint.state.generators import mixed, set_apart
 from hpcrun.errors import UserError
-from hpcrun.integrations.random_state import generators_in, mixed, seed_with, set_apart
 from hpcrun.ranks.signals import ignore_in_helper_process
+from hpcrun.train.data.found_generators import generators_in, seed_with
 
 
 class Order(NamedTuple):

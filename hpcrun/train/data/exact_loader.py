@@ -27,8 +27,12 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hpcrun.checkpoint.state.generators import OwnRandomness, fingerprint, mixed
 from hpcrun.errors import UserError
-from hpcrun.integrations.datasets import (
+from hpcrun.printing import say_aside
+from hpcrun.ranks.signals import end_helpers
+from hpcrun.train.data.found_generators import generators_in, reseed
+from hpcrun.train.data.seeded_datasets import (
     Order,
     Probed,
     Reader,
@@ -40,15 +44,6 @@ from hpcrun.integrations.datasets import (
     has_state,
     set_epoch,
 )
-from hpcrun.integrations.random_state import (
-    OwnRandomness,
-    fingerprint,
-    generators_in,
-    mixed,
-    reseed,
-)
-from hpcrun.printing import say_aside
-from hpcrun.ranks.signals import end_helpers
 
 _REMEMBERED = 256
 """Positions before the newest batch that :meth:`ExactLoader.state_dict` can describe."""
