@@ -81,7 +81,7 @@ class Port:
         )
 
     def load(self, name: str) -> Any:
-        """Return the object that ``name`` stands for.
+        """Return the object with the name ``name``.
 
         Raises:
             UserError: there is no such add-on, or its package cannot be imported.
@@ -106,7 +106,7 @@ def _installed(group: str) -> Iterator[AddOn]:
     seen = set[str]()
     for package in distributions():
         try:
-            # Cheaper than the entry points of each package, of which nearly all have other groups.
+            # Cheaper than the entry points of each package: nearly all packages have other groups.
             text = package.read_text("entry_points.txt")
             if not text or f"[{group}]" not in text.replace(" ", ""):
                 continue

@@ -1,4 +1,4 @@
-"""Metric sinks: the destinations of a training's metrics, beside metrics.jsonl and the log of rank 0."""
+"""Metric sinks: the destinations of a training's metrics, in addition to metrics.jsonl and the log of rank 0."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """The training whose metrics a sink gets.
+    """The training, as a sink sees it.
 
     Attributes:
         run: the run directory; its name is the name of the run.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcrun.run.journal.events import Cause
     from hpcrun.run.journal.state import State
 
-# Seconds. The nodes of the job wait meanwhile.
+# Seconds. The nodes of the job wait for the answer.
 _PATIENCE = 30.0
 
 
@@ -76,7 +76,7 @@ def choose(
 ) -> Start | None:
     """Return the first answer of the strategies ``names``; None without one, or if the run is cancelled.
 
-    A strategy that fails, is missing, or does not answer in time is passed over with a line.
+    A strategy that fails, is missing, or does not answer in time costs a line, and the next one is asked.
 
     Args:
         names: the strategies, in the order in which they are asked.

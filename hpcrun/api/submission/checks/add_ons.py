@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.errors import UserError
+from hpcrun.ports.entry_points import NODE_CHECKS, SINKS, STRATEGIES
 
 # With these, the packages of a rank are not those of this shell.
 _VARIABLES = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
 
 
 def missing_add_ons(submission: Submission) -> Iterator[Concern]:
-    """Find names of add-ons that no installed package has; reads nothing if the config names none.
+    """Find names of add-ons that no installed package has.
 
     Silent about those of the ranks if the job may have another environment. The batch step, which asks the
     strategies, has this one.
@@ -22,11 +23,6 @@ def missing_add_ons(submission: Submission) -> Iterator[Concern]:
         "job.node_checks": [] if elsewhere else job.node_checks,
         "restarts.strategies": config.restarts.strategies,
     }
-    if not any(named.values()):
-        return
-    # Only now: the search reads the metadata of all packages.
-    from hpcrun.ports.entry_points import NODE_CHECKS, SINKS, STRATEGIES
-
     for (key, names), port in zip(named.items(), (SINKS, NODE_CHECKS, STRATEGIES), strict=True):
         for name in names:
             try:
