@@ -38,8 +38,8 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("ranks.fork_template", "ranks.process_state", "run.slow_nodes"), "in place"),
     **dict.fromkeys(("network", "cli.commands.netcheck", "cli.commands.nccl"), "network"),
     **{"cli.commands.preflight": "network", "cli.remote": "remote", "cli.ssh": "remote"},
-    **dict.fromkeys(("diagnose.collectives", "diagnose.sightings", "diagnose.finding"), "doctor"),
-    **dict.fromkeys(("diagnose.progress", "diagnose.state_dict", "cli.commands.doctor"), "doctor"),
+    # The search for a cause is core: the batch step and `status` ask it too (diagnose.brief).
+    "cli.commands.doctor": "doctor",
     **dict.fromkeys(("api.sweeps", "cli.sweep", "run.sweep_file"), "sweeps"),
     **dict.fromkeys(("api.functions", "call"), "functions"),
     **dict.fromkeys(("results", "cli.commands.aggregate", "cli.commands.compare"), "results"),
@@ -52,8 +52,8 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("checkpoint.weights", "checkpoint.stored_model"), "large models"),
     **dict.fromkeys(("train.model.initial_weights", "cli.commands.export"), "large models"),
     **dict.fromkeys(("estimate", "cli.commands.estimate"), "estimate"),
-    **dict.fromkeys(("train.health.hang_diagnosis", "run.stacks", "job.py_spy"), "hangs"),
-    **dict.fromkeys(("diagnose.stacks", "cli.commands.stacks"), "hangs"),
+    # The stacks of a hang and their comparison stay in `run` and `train`: they have one user, and no port.
+    **{"job.py_spy": "hangs", "cli.commands.stacks": "hangs"},
     **dict.fromkeys(("config.site", "slurm.containers", "slurm.avoided_nodes"), "sites"),
     **dict.fromkeys(("job.bad_nodes", "job.notifying", "cli.commands.nodes"), "sites"),
 }

@@ -46,6 +46,9 @@ COMMANDS = {
 }
 """The commands: each a module of `hpcrun/cli/commands`. `added_commands` finds those of other packages."""
 
+BEFORE_COMMANDS = {"--host": "hpcrun.cli.remote"}
+"""The options before a command, each with the module that runs the command elsewhere."""
+
 EXIT_CODES = """\
 exit codes:
   0    done: the training is finished (if it was not followed: submitted)
@@ -158,13 +161,11 @@ def run_command(arguments: Sequence[str]) -> int:
     if arguments[:1] not in (["batch"], ["finalize"]):
         _require_folder()
     if (client := os.environ.pop("HPCRUN_CLIENT", None)) is not None:
-        from hpcrun.cli.remote import serve
-
-        serve(client)
-    if arguments and arguments[0].partition("=")[0] == "--host":
-        from hpcrun.cli.remote import host_of, run_there
-
-        return run_there(*host_of(arguments), [*COMMANDS])
+        importlib.import_module(BEFORE_COMMANDS["--host"]).serve(client)
+    if arguments and (home := BEFORE_COMMANDS.get(arguments[0].partition("=")[0])) is not None:
+        elsewhere = importlib.import_module(home)
+        there: int = elsewhere.run_there(*elsewhere.host_of(arguments), [*COMMANDS])
+        return there
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):

@@ -16,7 +16,7 @@ from hpcrun.job.bad_nodes import record_bad_nodes
 from hpcrun.job.finalize import Classification, conclude_run, finalize
 from hpcrun.job.ownership import Occupied, load_own, refusal, require_free
 from hpcrun.job.policy import Budgets, Decision
-from hpcrun.job.restart import in_place
+from hpcrun.job.restart import new_step
 from hpcrun.job.restart.next_start import Conclusion, EndedAttempt, NextStart, complain, say_line
 from hpcrun.job.restart.requeue import Clock
 from hpcrun.job.scheduler_view import Ending, ending_of
@@ -158,9 +158,9 @@ def conclude(
     lost_step = nodes is not None and nodes.has_lost_step
     if ranks.killed and not lost_step and not ranks.stuck:
         # Ranks that survive their srun would write after the recorded end.
-        alive = in_place.end_step(attempt, step_name(attempt))
+        alive = new_step.end_step(attempt, step_name(attempt))
     until = latest(job.end_time, clock)
-    launched = ranks.started and (lost_step or in_place.was_launched(run, attempt))
+    launched = ranks.started and (lost_step or new_step.was_launched(run, attempt))
     if attempt.in_place and not launched:
         before = _recorded_end(run, attempt)
         if before is not None:

@@ -1,4 +1,4 @@
-"""Metric sinks: the destinations of a training's metrics, in addition to metrics.jsonl and the log of rank 0."""
+"""Metric sinks: destinations of a training's metrics, in addition to metrics.jsonl and the log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

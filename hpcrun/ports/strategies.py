@@ -66,6 +66,24 @@ Strategy = Callable[[AttemptEnd], "Start | None"]
 """Returns the next start; None leaves the choice to the next strategy."""
 
 
+def next_start(
+    end: AttemptEnd, say: Callable[[str], None], cancelled: Callable[[], bool]
+) -> Start | None:
+    """Return the start that ``restarts.strategies``, and then hpcrun, choose; None if the run is cancelled.
+
+    Args:
+        end: the end of the attempt.
+        say: prints a line.
+        cancelled: returns True if a person has cancelled the run; called after each strategy of a package.
+    """
+    names = end.config.restarts.strategies
+    start = choose(names, end, say, cancelled) if names else None
+    if start is None and not (names and cancelled()):
+        own: Strategy = STRATEGIES.load("in-place")
+        return own(end)
+    return start
+
+
 def choose(
     names: Sequence[str],
     end: AttemptEnd,
@@ -91,10 +109,6 @@ def choose(
         except UserError as error:
             say(f"restarts.strategies: {error}; it is passed over")
             answer = None
-        if name in STRATEGIES.own:
-            if answer is not None:
-                return answer
-            continue
         # The strategy may have taken its time.
         if cancelled():
             return None

@@ -1,12 +1,13 @@
 """The choice among strategies: the order, failures, the time limit, and a cancellation in between."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcrun.config import Config
-from hpcrun.ports.strategies import AttemptEnd, Start, choose
+from hpcrun.ports.strategies import AttemptEnd, Start, choose, next_start
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause
 from hpcrun.run.journal.state import State
@@ -77,3 +78,13 @@ def test_a_cancelled_run_asks_no_further_strategy(said: list[str]) -> None:
     assert chosen(said, "none", "step", cancelled=True) is None
     assert chosen(said, "step", cancelled=True) is None
     assert said == []
+
+
+@pytest.mark.parametrize("names", [[], ["none"], ["in-place", "step"]])
+def test_hpcrun_answers_if_no_other_strategy_does(said: list[str], names: list[str]) -> None:
+    config = Config.model_validate({"restarts": {"in_place": False, "strategies": names}})
+    asked = replace(end(), config=config)
+    wanted = Start("requeue", "restarts.in_place is false")
+    assert next_start(asked, said.append, lambda: False) == wanted
+    # The start of hpcrun's own strategy looks for a cancellation itself.
+    assert next_start(asked, said.append, lambda: True) == (None if names else wanted)

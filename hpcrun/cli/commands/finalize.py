@@ -16,7 +16,7 @@ from pathlib import Path
 from hpcrun import exit_codes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
 from hpcrun.job.scheduler_view import Ending, batch_log
-from hpcrun.ports.strategies import AttemptEnd, choose
+from hpcrun.ports.strategies import AttemptEnd, next_start
 from hpcrun.printing import say
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
@@ -70,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     found = ended.classification
     state = found.state or Journal(directory).read()
     end = AttemptEnd(directory.path, state, attempt, found.cause, found.line, ended.config)
-    names = [*ended.config.restarts.strategies, "in-place"]
 
     def cancelled() -> bool:
         try:
@@ -79,6 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
             # The local cluster has the order too, and looks at it before the next start.
             return False
 
-    start = choose(names, end, lambda words: say(f"hpcrun: {words}"), cancelled)
+    start = next_start(end, lambda words: say(f"hpcrun: {words}"), cancelled)
     in_place = start is not None and start.how == "step"
     return exit_codes.AGAIN_IN_PLACE if in_place else exit_codes.UNFINISHED

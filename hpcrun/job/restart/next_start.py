@@ -12,7 +12,7 @@ from hpcrun.diagnose.read_log import scheduler_word
 from hpcrun.job import notifying
 from hpcrun.job.bad_nodes import exclude_bad_nodes
 from hpcrun.job.finalize import Classification, write_result
-from hpcrun.job.restart import in_place
+from hpcrun.job.restart import new_step
 from hpcrun.job.restart.requeue import (
     WORD_PATIENCE,
     Clock,
@@ -26,7 +26,8 @@ from hpcrun.job.restart.requeue import (
 from hpcrun.job.scheduler_view import batch_log, query_job, reason_given
 from hpcrun.job.srun import step_name
 from hpcrun.job.step_process import arrived_signals, was_upgraded
-from hpcrun.ports.strategies import AttemptEnd, Start, choose
+from hpcrun.ports.entry_points import STRATEGIES
+from hpcrun.ports.strategies import AttemptEnd, Start, next_start
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.events import CancelRequested, Cause, GivenUp, RequeueFailed
@@ -35,6 +36,9 @@ from hpcrun.run.journal.state import State
 
 if TYPE_CHECKING:
     from hpcrun.nodes.job_nodes import JobNodes
+
+# Imported with this module: an upgrade of hpcrun may replace the file while the ranks run.
+STRATEGIES.load("in-place")
 
 
 @dataclass(frozen=True)
@@ -83,34 +87,34 @@ class NextStart:
             obstacle: why no step can follow, if that is known already.
         """
         start = self._chosen(nodes)
-        if start is not None and start.how != "step":
-            return self._another_job() if start.how == "job" else self.requeue()
-        try:
-            obstacle = obstacle or self.in_place_obstacle(nodes, chosen=start is not None)
-        except Exception as error:
-            # It costs a requeue and not the run.
-            traceback.print_exc()
-            obstacle = str(error)
-        if obstacle is None:
+        if start.how == "job":
+            return self._another_job()
+        if start.how == "requeue":
+            obstacle = obstacle or start.reason
+        else:
+            try:
+                obstacle = obstacle or self.step_obstacle(nodes)
+            except Exception as error:
+                # It costs a requeue and not the run.
+                traceback.print_exc()
+                obstacle = str(error)
+        if start.how == "step" and obstacle is None:
             say_line("the next attempt starts inside the allocation")
             return Conclusion(exit_codes.UNFINISHED, self.attempt.following)
         say_line(f"no start inside the allocation: {obstacle}")
         return self.requeue()
 
-    def _chosen(self, nodes: "JobNodes | None") -> Start | None:
-        """Return the start that a strategy of ``restarts.strategies`` chooses; None without one."""
-        names, found = self.ended.config.restarts.strategies, self.ended.classification
-        if not names:
-            return None
+    def _chosen(self, nodes: "JobNodes | None") -> Start:
+        """Return the start that a strategy chooses; each start looks for a cancellation once more."""
+        found = self.ended.classification
         try:
             state = found.state or Journal(self.run).read()
+            facts = (state, self.attempt, found.cause, found.line, self.ended.config)
+            end = AttemptEnd(self.run.path, *facts, watched=nodes is not None)
+            start = next_start(end, say_line, lambda: self._reason() == "cancelled")
         except OSError as error:
-            self._complain_of_log(error)
-            return None
-        facts = (state, self.attempt, found.cause, found.line, self.ended.config)
-        end = AttemptEnd(self.run.path, *facts, watched=nodes is not None)
-        # The start itself looks for a cancellation once more.
-        return choose(names, end, say_line, lambda: self._reason() == "cancelled")
+            return Start("requeue", str(error))
+        return start or Start("requeue", "the run is cancelled")
 
     def _another_job(self) -> Conclusion:
         """Let a new job follow, as a strategy has chosen, unless Slurm or a person has decided already."""
@@ -123,28 +127,10 @@ class NextStart:
             return self.requeue()
         return Conclusion(self._continue_in_another_job())
 
-    def in_place_obstacle(
-        self, nodes: "JobNodes | None" = None, *, chosen: bool = False
-    ) -> str | None:
-        """Return why the run cannot start again as a new step of the job, or None. Ends the old step.
-
-        ``chosen``: a strategy has chosen the step, so the end of the attempt needs no requeue.
-        """
+    def step_obstacle(self, nodes: "JobNodes | None" = None) -> str | None:
+        """Return why the run cannot start again as a new step of the job, or None. Ends the old step."""
         attempt, job, found = self.attempt, self.ended.job, self.ended.classification
-        try:
-            state = found.state or Journal(self.run).read()
-        except OSError as error:
-            return str(error)
-        obstacle = in_place.attempt_obstacle(
-            state,
-            attempt,
-            found.cause,
-            wanted=self.ended.config.restarts.in_place,
-            watched=nodes is not None,
-        )
-        if obstacle is not None and not chosen:
-            return obstacle
-        allocation = in_place.read_allocation(
+        allocation = new_step.read_allocation(
             attempt, found, after=job.exclude_after, hours=job.exclude_hours
         )
         if nodes is not None:
@@ -153,11 +139,11 @@ class NextStart:
             )
             allocation = replace(allocation, dead=dead, avoided=avoided)
         lead = float(job.signal_lead)
-        obstacle = in_place.allocation_obstacle(attempt, allocation, self.clock.now(), lead)
+        obstacle = new_step.allocation_obstacle(attempt, allocation, self.clock.now(), lead)
         if obstacle is None and nodes is not None and nodes.has_lost_step:
             obstacle = nodes.end_lost_step()
         elif obstacle is None:
-            obstacle = in_place.end_step(attempt, step_name(attempt))
+            obstacle = new_step.end_step(attempt, step_name(attempt))
         if obstacle is None and was_upgraded():
             obstacle = "hpcrun was upgraded while the job ran"
         # Last: nothing may come between these checks and the start.
