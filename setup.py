@@ -9,6 +9,8 @@ COPIED = (
     "sbatch/*.sbatch",
     "configs/*.yaml",
     "examples/*.py",
+    "examples/add_ons/**/*.py",
+    "examples/add_ons/pyproject.toml",
     "docs/**/*.md",
     "tools/train_dist_torchrun.sh",
 )

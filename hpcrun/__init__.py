@@ -106,7 +106,8 @@ __all__ = [
 if not TYPE_CHECKING:
     # `from hpcrun import *` must not replace the builtin, nor names that programs have from torch. Type
     # checkers export only the names of the list.
-    __all__ = [one for one in __all__ if one not in ("DistributedSampler", "FSDP", "open")]
+    for _name in ("DistributedSampler", "FSDP", "open"):
+        __all__.remove(_name)
 
 _HOMES = {
     "AMPConfig": "hpcrun.config",

@@ -1,4 +1,4 @@
-"""Folders that belong to no run: the files that come with the package, and the user's settings.
+"""Files that belong to no run: those that come with the package, the user's settings, and the site's.
 
 This base module may be imported by every package.
 """
@@ -10,6 +10,9 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 HOSTS = "hosts.yaml"
 """The file in the folder of settings that describes the hosts of ``--host``; the others are profiles."""
+SITE = "HPCRUN_SITE"
+PROFILE = "HPCRUN_PROFILE"
+SITE_FILE = Path("/etc/hpcrun/site.yaml")
 
 
 def shipped(name: str) -> Path:
@@ -24,3 +27,18 @@ def shipped(name: str) -> Path:
 def settings_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return ``~/.config/hpcrun``, or that in ``$XDG_CONFIG_HOME``."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcrun"
+
+
+def has_site(environ: Mapping[str, str]) -> bool:
+    """Return True if this machine or ``environ`` names a site's file."""
+    return SITE in environ or SITE_FILE.exists()
+
+
+def has_profile(environ: Mapping[str, str]) -> bool:
+    """Return True if ``environ`` names a profile, or the user has a default profile."""
+    return PROFILE in environ or default_profile(environ).is_file()
+
+
+def default_profile(environ: Mapping[str, str]) -> Path:
+    """Return the path of the profile that applies without a choice."""
+    return settings_folder(environ) / "default.yaml"

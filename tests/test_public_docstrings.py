@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-MODULES = ("hpcrun", "hpcrun.config")
+MODULES = ("hpcrun", "hpcrun.config", "hpcrun.ports")
 _SPECIAL = {"__init__", "__getitem__", "__iter__", "__len__"}
 _QUESTION = re.compile(r"(?:What|Whether|Which|How|Who)\b")
 

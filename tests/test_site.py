@@ -38,7 +38,7 @@ def test_every_command_has_a_page_with_its_options(site: Path) -> None:
         assert f"usage: hpcrun {name}" in page, name
 
 
-@pytest.mark.parametrize("module", [hpcrun, hpcrun.config])
+@pytest.mark.parametrize("module", [hpcrun, hpcrun.config, hpcrun.ports])
 def test_every_public_name_has_a_heading(site: Path, module: object) -> None:
     name = module.__name__  # type: ignore[attr-defined]
     page = (site / "api" / name / "index.html").read_text(encoding="utf-8")

@@ -13,7 +13,6 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-import hpcrun
 from hpcrun.cli.main import COMMANDS, guarded
 from hpcrun.config.fields import Section
 
@@ -24,7 +23,7 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
 }
-MODULES = ("hpcrun", "hpcrun.config")
+MODULES = ("hpcrun", "hpcrun.config", "hpcrun.ports")
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 # Python's help shows the roles of docstrings, and mkdocstrings does not know them.
 _ROLE = re.compile(r":(?:attr|class|func|meth|mod):(?=<code>)")
@@ -88,7 +87,7 @@ def _command(name: str) -> str:
 def _module(name: str) -> str:
     module = importlib.import_module(name)
     lines = [f"# API reference: {name}", "", (module.__doc__ or "").partition("\n")[0], ""]
-    homes: dict[str, str] = getattr(hpcrun, "_HOMES", {}) if module is hpcrun else {}
+    homes: dict[str, str] = getattr(module, "_HOMES", {})
     for public in sorted({*module.__all__, *homes}, key=str.lower):
         if public.startswith("_"):
             continue

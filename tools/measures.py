@@ -29,20 +29,20 @@ ROOMS: dict[str, str] = {
     # The public names are imported at their first use.
     "hpcrun": BOTH,
     **dict.fromkeys(("descendants", "drafts", "errors", "exit_codes", "folders", "printing"), BOTH),
-    **dict.fromkeys(("config", "run", "storage", "devices", "slurm"), BOTH),
+    **dict.fromkeys(("config", "run", "ports", "storage", "devices", "slurm"), BOTH),
     **dict.fromkeys(("job", "diagnose", "api", "cli", "submit", "__main__"), DECIDES),
     **dict.fromkeys(("ranks", "checkpoint", "train", "tasks"), TRAINS),
     "worker": ENTRY,
     # Add-ons, by module: most of them live between the modules of the core today.
     **dict.fromkeys(
-        ("nodes", "checkpoint.memory", "run.memory_keeper", "job.in_place"), "in place"
+        ("nodes", "checkpoint.memory", "run.memory_keeper", "job.restart.in_place"), "in place"
     ),
     **dict.fromkeys(("ranks.fork_client", "ranks.fork_messages", "ranks.fork_server"), "in place"),
     **dict.fromkeys(("ranks.fork_template", "ranks.process_state", "run.slow_nodes"), "in place"),
     **dict.fromkeys(("network", "cli.commands.netcheck", "cli.commands.nccl"), "network"),
     **{"cli.commands.preflight": "network", "cli.remote": "remote", "cli.ssh": "remote"},
-    **dict.fromkeys(("diagnose.collectives", "diagnose.sightings", "diagnose.finding"), "doctor"),
-    **dict.fromkeys(("diagnose.progress", "diagnose.state_dict", "cli.commands.doctor"), "doctor"),
+    # The search for a cause is core: the batch step and `status` ask it too (diagnose.brief).
+    "cli.commands.doctor": "doctor",
     **dict.fromkeys(("api.sweeps", "cli.sweep", "run.sweep_file"), "sweeps"),
     **dict.fromkeys(("api.functions", "call"), "functions"),
     **dict.fromkeys(("results", "cli.commands.aggregate", "cli.commands.compare"), "results"),
@@ -57,8 +57,8 @@ ROOMS: dict[str, str] = {
     **dict.fromkeys(("checkpoint.weights", "checkpoint.stored_model"), "large models"),
     **dict.fromkeys(("train.model.initial_weights", "cli.commands.export"), "large models"),
     **dict.fromkeys(("estimate", "cli.commands.estimate"), "estimate"),
-    **dict.fromkeys(("train.health.hang_diagnosis", "run.stacks", "ranks.py_spy"), "hangs"),
-    **dict.fromkeys(("diagnose.stacks", "cli.commands.stacks"), "hangs"),
+    # The stacks of a hang and their comparison stay in `run` and `train`: they have one user, and no port.
+    **{"ranks.py_spy": "hangs", "cli.commands.stacks": "hangs"},
     **dict.fromkeys(("config.site", "slurm.containers", "slurm.avoided_nodes"), "sites"),
     **dict.fromkeys(("job.bad_nodes", "job.notifying", "cli.commands.nodes"), "sites"),
 }

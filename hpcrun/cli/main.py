@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcrun import __version__
 from hpcrun.errors import UserError
@@ -44,7 +44,10 @@ COMMANDS = {
     "batch": "start a run's ranks in a Slurm job (batch scripts call it)",
     "finalize": "record the end of an attempt (the local cluster calls it)",
 }
-"""The commands: each a module of `hpcrun/cli/commands`."""
+"""The commands: each a module of `hpcrun/cli/commands`. `added_commands` finds those of other packages."""
+
+BEFORE_COMMANDS = {"--host": "hpcrun.cli.remote"}
+"""The options before a command, each with the module that runs the command elsewhere."""
 
 EXIT_CODES = """\
 exit codes:
@@ -158,13 +161,11 @@ def run_command(arguments: Sequence[str]) -> int:
     if arguments[:1] not in (["batch"], ["finalize"]):
         _require_folder()
     if (client := os.environ.pop("HPCRUN_CLIENT", None)) is not None:
-        from hpcrun.cli.remote import serve
-
-        serve(client)
-    if arguments and arguments[0].partition("=")[0] == "--host":
-        from hpcrun.cli.remote import host_of, run_there
-
-        return run_there(*host_of(arguments), [*COMMANDS])
+        importlib.import_module(BEFORE_COMMANDS["--host"]).serve(client)
+    if arguments and (home := BEFORE_COMMANDS.get(arguments[0].partition("=")[0])) is not None:
+        elsewhere = importlib.import_module(home)
+        there: int = elsewhere.run_there(*elsewhere.host_of(arguments), [*COMMANDS])
+        return there
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -174,11 +175,12 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"hpcrun {__version__}")
         return 0
     name = arguments[0]
-    if name not in COMMANDS:
-        what = "option" if name.startswith("-") else "command"
-        hint = _near(name, [*COMMANDS, "--help", "--version"]) or "; see `hpcrun --help`"
-        raise UserError(f"{name}: no such {what}{hint}")
-    module = _imported(name)
+    if name in COMMANDS:
+        module: Any = _imported(name)
+    else:
+        from hpcrun.cli.added_commands import added_command
+
+        module = added_command(name, COMMANDS, _near)
     parser = Parser(name, module.__doc__)
     module.add_arguments(parser)
     rest, command = _split_at_dashes(arguments[1:])
@@ -222,6 +224,8 @@ def _imported(command: str) -> ModuleType:
 
 def usage() -> str:
     """Return the text of `hpcrun --help`."""
+    from hpcrun.cli.added_commands import added_lines
+
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(
@@ -233,6 +237,7 @@ def usage() -> str:
             "",
             "commands:",
             *lines,
+            *added_lines(COMMANDS, width),
             "",
             EXIT_CODES.rstrip(),
             "",

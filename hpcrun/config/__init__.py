@@ -30,7 +30,6 @@ from hpcrun.config.resolve import (
     with_task_options,
 )
 from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
-from hpcrun.config.site import profile_layer, profile_path, read_site
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -80,9 +79,6 @@ __all__ = [
     "masked_words",
     "override_layer",
     "parallelism",
-    "profile_layer",
-    "profile_path",
-    "read_site",
     "recorded",
     "resolve",
     "script_yaml",

@@ -114,6 +114,7 @@ _RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ),
     ("data.prefetch", "data.workers", (0,), "a number of processes"),
     ("checkpoint.minutes", "checkpoint.auto", (True,), "false"),
+    ("job.node_checks", "job.preflight", (False,), "true"),
     ("checkpoint.memory_every", "restarts.in_place", (False,), "true"),
     ("checkpoint.memory_copies", "restarts.in_place", (False,), "true"),
     ("checkpoint.memory_copies", "checkpoint.memory_every", (0,), "null or a number of steps"),

@@ -167,6 +167,9 @@ class Job(Section):
         default=False,
         description="Check every node before the ranks start, and exclude nodes that fail.",
     )
+    node_checks: list[Word] = Field(
+        default=[], description="Names of node checks of other packages, for the preflight."
+    )
     env: dict[EnvName, ShellText] = Field(
         default={}, description="Environment variables set for every rank."
     )
@@ -273,11 +276,15 @@ class Restarts(Section):
     replace_slow: bool = Field(
         default=False, description="Restart at the next save without a node that has become slow."
     )
+    strategies: list[Word] = Field(
+        default=[],
+        description="Names of strategies of other packages: how a run starts again, asked in this order.",
+    )
 
     @property
     def budgets(self) -> dict[str, Any]:
         """The maximum numbers of restarts, by key."""
-        return self.model_dump(exclude={"in_place", "replace_slow"})
+        return self.model_dump(exclude={"in_place", "replace_slow", "strategies"})
 
 
 class Checkpoint(Section):

@@ -13,16 +13,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from hpcrun import folders
 from hpcrun.config.layers import DEFAULTS, Layer, file_layer, locate, merge
 from hpcrun.config.problems import ConfigError, Problem
 from hpcrun.config.resolve import resolve
 from hpcrun.config.rules import EXECUTOR, SECTIONS, Rule, read_rules, value_at
 from hpcrun.config.schema import Config
-from hpcrun.folders import HOSTS, settings_folder
 
-SITE = "HPCRUN_SITE"
-PROFILE = "HPCRUN_PROFILE"
-SYSTEM_FILE = Path("/etc/hpcrun/site.yaml")
 _SECTIONS = ("job", "restarts")
 
 
@@ -84,14 +81,14 @@ def read_site(environ: Mapping[str, str]) -> SiteFile:
     Raises:
         ConfigError: a file cannot be read, or is not a site's file.
     """
-    paths = [SYSTEM_FILE] if SYSTEM_FILE.exists() else []
-    if (named := environ.get(SITE)) is not None:
+    paths = [folders.SITE_FILE] if folders.SITE_FILE.exists() else []
+    if (named := environ.get(folders.SITE)) is not None:
         path = Path(named)
         if not path.is_file():
             words = f"no such file {path}; correct or unset the variable"
             if not named:
                 words = "is empty; name the site's file, or unset the variable"
-            raise ConfigError([Problem(f"${SITE}", "", words)])
+            raise ConfigError([Problem(f"${folders.SITE}", "", words)])
         paths += [path] if path not in paths else []
     layers, rules = [], list[Rule]()
     for path in paths:
@@ -136,11 +133,11 @@ def profile_path(environ: Mapping[str, str], wanted: str | None = None) -> Path 
     Raises:
         ConfigError: the chosen profile does not exist.
     """
-    folder = settings_folder(environ)
-    asked = wanted if wanted is not None else environ.get(PROFILE)
+    asked = wanted if wanted is not None else environ.get(folders.PROFILE)
     if asked is not None:
-        return _named(asked, folder, "--profile" if wanted is not None else f"${PROFILE}")
-    default = folder / "default.yaml"
+        place = "--profile" if wanted is not None else f"${folders.PROFILE}"
+        return _named(asked, folders.settings_folder(environ), place)
+    default = folders.default_profile(environ)
     return default if default.is_file() else None
 
 
@@ -166,6 +163,8 @@ def _named(asked: str, folder: Path, place: str) -> Path | None:
     path = Path(asked).expanduser() if "/" in asked or "." in asked else folder / f"{asked}.yaml"
     if path.is_file():
         return path
-    known = sorted(profile.stem for profile in folder.glob("*.yaml") if profile.name != HOSTS)
+    known = sorted(
+        profile.stem for profile in folder.glob("*.yaml") if profile.name != folders.HOSTS
+    )
     there = f"available: {', '.join(known)}" if known else f"{folder} has no profiles"
     raise ConfigError([Problem(place, "", f"no profile {path}; {there}")])

@@ -27,20 +27,19 @@ _COMMON = """
     tasks-per-node test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage
     use-min-nodes verbose version wait wckey
     """
-_OF: dict[Program, str] = {
-    "sbatch": """
+_OF_SBATCH = """
         array batch export-file external get-user-env ignore-pbs kill-on-invalid-dep no-requeue requeue
         wait-all-nodes wrap
-        """,
-    "srun": """
+        """
+_OF_SRUN = """
         accel-bind async bcast bcast-exclude compress cpu-bind disable-status epilog exact external-launcher
         het-group ignore-signals immediate interactive jobid kill-on-bad-exit label mpi msg-timeout multi-prog
         no-allocate overlap pack-group preserve-env prolog pty quit-on-interrupt relative send-libs
         slurmd-debug task-epilog task-prolog threads treewidth unbuffered wait-for-children whole x11
-        """,
-}
+        """
 NAMES: dict[Program, frozenset[str]] = {
-    program: frozenset([*_COMMON.split(), *names.split()]) for program, names in _OF.items()
+    "sbatch": frozenset([*_COMMON.split(), *_OF_SBATCH.split()]),
+    "srun": frozenset([*_COMMON.split(), *_OF_SRUN.split()]),
 }
 """The long names of the options of each program."""
 

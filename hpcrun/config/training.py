@@ -257,6 +257,9 @@ class Watch(Section):
     wandb: Word | None = Field(
         default=None, description="Weights & Biases project to send metrics to."
     )
+    sinks: list[Word] = Field(
+        default=[], description="Names of metric sinks that other packages add."
+    )
     peak_flops: Positive | None = Field(
         default=None,
         description="Peak FLOP/s of the device, for MFU; null: the figure of a known device.",

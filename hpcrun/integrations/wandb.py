@@ -1,4 +1,4 @@
-"""W&B in scripts of a run: one W&B run for all attempts, and sweep agents that continue their trial.
+"""W&B: the metric sink, scripts of a run with one W&B run for all attempts, and sweep agents.
 
 ``hpcrun submit -- python -m hpcrun.integrations.wandb SWEEP [--count N] -- python train.py`` is an agent of a
 W&B sweep. After an interruption, the server of W&B gives the next agent a new trial. This agent keeps the
@@ -10,12 +10,13 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcrun.errors import UserError
 from hpcrun.exit_codes import UNFINISHED
+from hpcrun.ports.sinks import Sink, TrainingStart, numbers
 from hpcrun.printing import say_aside
 from hpcrun.ranks.signals import STOP
 from hpcrun.run.directory import RunDirectory
@@ -43,6 +44,47 @@ def continue_wandb_run() -> None:
         return
     os.environ["WANDB_RUN_ID"] = wandb_id(RunDirectory(Path(run)))
     os.environ.setdefault("WANDB_RESUME", "allow")
+
+
+class WeightsAndBiases(Sink):
+    """One W&B run for all attempts, with an id from the run directory. Skips steps that W&B already has."""
+
+    def __init__(self, training: TrainingStart) -> None:
+        """Start W&B; raises UserError if wandb is not installed or does not start, or without a project."""
+        project, run = training.config["watch"]["wandb"], RunDirectory(training.run)
+        if project is None:
+            raise UserError("watch.sinks: wandb needs the project: set watch.wandb instead")
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "watch.wandb: the package wandb is not installed; `pip install wandb`, or remove the key"
+            ) from error
+        try:
+            self._run: Any = wandb.init(
+                project=project,
+                id=wandb_id(run),
+                name=run.name,
+                dir=str(run.path),
+                resume="allow",
+                config=training.config,
+            )
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"watch.wandb: W&B does not start: {reason}; log in with `wandb login`, or set "
+                "job.env.WANDB_MODE=offline and upload the run later with `wandb sync`"
+            ) from error
+        self._newest = int(self._run.step or 0)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        # W&B accepts only increasing steps; steps repeated after a restart have the same numbers.
+        if line["step"] >= self._newest:
+            self._newest = line["step"]
+            self._run.log(numbers(line), step=line["step"])
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 class Trials:

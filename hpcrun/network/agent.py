@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from hpcrun.errors import one_line
 from hpcrun.network.faults.node_network import read_network
 from hpcrun.network.links import Links
 from hpcrun.network.perftest import Perftest
-from hpcrun.network.probes import Needs, probes, read, write
+from hpcrun.network.probes import added_probe, probes, read, write
 from hpcrun.network.torch_child import NodeRanks
+from hpcrun.ports.node_checks import Answer, Needs
 from hpcrun.ranks.interfaces import own_interfaces
 
 
@@ -31,6 +33,7 @@ class Agent:
         self._links, self._ranks, self._perftest = Links(name), NodeRanks(), Perftest()
         self._orders: dict[str, Callable[..., Any]] = {
             **{name: partial(self._probe, name) for name in probes()},
+            "added": self._added,
             "write": partial(write, name=name),
             "read": read,
             "listen": self._links.listen,
@@ -78,6 +81,18 @@ class Agent:
 
     def _probe(self, name: str, needs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         return (asdict(one) for one in probes()[name].function(Needs(**needs)))
+
+    def _added(self, check: str, needs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Run a check of another package; its own failure says nothing about the node."""
+        try:
+            for one in added_probe(check).function(Needs(**needs)):
+                yield asdict(one)
+        except Exception as error:
+            words, remedy = (
+                f"the check itself failed: {one_line(error)}",
+                "repair or uninstall its package",
+            )
+            yield asdict(Answer("unknown", words, remedy))
 
     def _measure(self, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
         """Run this node's ranks of the collectives in the group that contains this node."""

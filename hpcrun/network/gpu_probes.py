@@ -14,17 +14,9 @@ from typing import Any
 
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.devices.driver import TorchBuild, newest_of_driver, torch_build
-from hpcrun.network.probes import (
-    Answer,
-    Needs,
-    Records,
-    Same,
-    Status,
-    Timed,
-    library_versions,
-    probe,
-)
+from hpcrun.network.probes import library_versions, probe
 from hpcrun.network.torch_child import TorchChild
+from hpcrun.ports.node_checks import Answer, Needs, Records, Same, Status, Timed
 
 # Seconds: all nodes may import torch at the same time from one slow file system; then come the products.
 _IMPORT, _PRODUCTS = 300.0, 120.0

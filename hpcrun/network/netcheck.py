@@ -25,10 +25,11 @@ from hpcrun.network.measurements import (
     bus_bandwidth,
     rounds_for,
 )
-from hpcrun.network.probes import Needs, findings_of, probes, record_from
+from hpcrun.network.probes import findings_of, probes, record_from
 from hpcrun.network.rank_zero_ports import check_ports, tried_ports
 from hpcrun.network.rdma import RdmaCheck
 from hpcrun.network.torch_child import IMPORT
+from hpcrun.ports.node_checks import Needs
 
 _GRACE, _READY = 10.0, 30.0
 _PARTNERS, _MOST_AGAIN = 3, 24

@@ -14,15 +14,14 @@ from hpcrun.network.agents import here as agents_here
 from hpcrun.network.probes import (
     RUN_DIRECTORY,
     SLOW_WRITE,
-    Answer,
     Finding,
-    Needs,
-    Record,
+    Probe,
     findings_of,
     probes,
     record_from,
 )
 from hpcrun.network.probes import lines as finding_lines
+from hpcrun.ports.node_checks import Answer, Needs, Record
 from hpcrun.slurm.containers import Container
 
 # Seconds. A slow file system delays the start of an agent on a good node.
@@ -33,13 +32,15 @@ _START, _WRITE, _READ = 120.0, 60.0, 120.0
 class PreflightFacts:
     """The findings of the probes.
 
-    ``found``: for each node. ``silent``: nodes without an answer, each with the reason.
+    ``found``: for each node. ``silent``: nodes without an answer, each with the reason. ``added``: the checks
+    of other packages.
     """
 
     nodes: list[str]
     found: dict[str, list[tuple[str, Record]]] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    added: Sequence[Probe] = ()
 
     def tell(self, node: str, check: str, record: Record) -> None:
         """Add a record of a node."""
@@ -52,6 +53,7 @@ def check_nodes(
     folder: Path | None,
     python: str | None = None,
     container: Container | None = None,
+    added: Sequence[Probe] = (),
 ) -> PreflightFacts:
     """Check the hosts of ``needs``, nodes of this allocation, in the environment of the ranks.
 
@@ -59,26 +61,35 @@ def check_nodes(
         folder: a shared folder, in which the nodes write and read files; None: no such check.
         python: ``job.python``.
         container: of the ranks.
+        added: the checks of other packages.
     """
-    return measure(on_slurm(python, container, os.environ), needs.hosts, needs, folder)
+    return measure(on_slurm(python, container, os.environ), needs.hosts, needs, folder, added)
 
 
-def check_here(count: int, needs: Needs, *, folder: Path | None) -> PreflightFacts:
+def check_here(
+    count: int, needs: Needs, *, folder: Path | None, added: Sequence[Probe] = ()
+) -> PreflightFacts:
     """Check this machine with ``count`` processes instead of nodes."""
     names = [f"local{index}" for index in range(count)]
-    return measure(agents_here, names, needs, folder)
+    return measure(agents_here, names, needs, folder, added)
 
 
 def measure(
-    begin: Begin, names: Sequence[str], needs: Needs, folder: Path | None
+    begin: Begin,
+    names: Sequence[str],
+    needs: Needs,
+    folder: Path | None,
+    added: Sequence[Probe] = (),
 ) -> PreflightFacts:
-    """Run all probes on the nodes that ``begin`` starts agents on."""
+    """Run all probes, then ``added``, on the nodes that ``begin`` starts agents on."""
     began = time.monotonic()
-    measured = PreflightFacts(list(names))
+    measured = PreflightFacts(list(names), added=added)
     nodes = start(begin, names, _START)
     try:
-        for one in probes().values():
-            reported = nodes.ask(one.name, one.seconds, needs=asdict(needs))
+        wanted = asdict(needs)
+        for one in [*probes().values(), *added]:
+            order = {"needs": wanted} if one not in added else {"needs": wanted, "check": one.name}
+            reported = nodes.ask("added" if one in added else one.name, one.seconds, **order)
             for node, records in reported.items():
                 for record in records:
                     measured.tell(node, one.name, record_from(record))
@@ -164,7 +175,8 @@ def unfit(measured: PreflightFacts, found: Sequence[Finding]) -> dict[str, str]:
     A check that fails on all of several nodes excludes none: the job requests something that no node has.
     The only node of a job is excluded for its hardware alone: another failure may come from the job.
     """
-    hardware = {"starts", *(name for name, one in probes().items() if one.hardware)}
+    of_hardware = (one for one in (*probes().values(), *measured.added) if one.hardware)
+    hardware = {"starts", *(one.name for one in of_hardware)}
     bad: dict[str, str] = {}
     for one in failures(found):
         if not one.nodes:

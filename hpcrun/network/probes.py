@@ -12,78 +12,22 @@ import resource
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from hpcrun.errors import UserError
+from hpcrun.ports.entry_points import NODE_CHECKS
+from hpcrun.ports.node_checks import Answer, Needs, NodeCheck, Record, Records, Same, Status, Timed
 from hpcrun.ranks.addresses import addresses_of, is_only_loopback, outward_address
 from hpcrun.ranks.interfaces import chosen_interfaces, own_interfaces
-
-Status = Literal["pass", "warn", "fail", "unknown"]
 
 SLOWER = 1.25
 """A time above this multiple of the best time is slow: the first products of a job vary by more than 10 %."""
 
 
-@dataclass(frozen=True)
-class Needs:
-    """The part of a job that its nodes have to serve.
-
-    ``gpus``: GPUs per node; 0: none; None: any number. ``run``: the run directory, if there is a run.
-    ``hosts``: the names of the nodes; empty for processes of one machine. ``interface``: ``job.interface``.
-    ``image``: ``job.image``. ``version``: of hpcrun in the batch step.
-    """
-
-    gpus: int | None = None
-    run: str | None = None
-    hosts: Sequence[str] = ()
-    interface: str | None = None
-    image: str | None = None
-    version: str | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A statement about the node. ``unknown``: a fact cannot be read, which does not stop a job.
-
-    ``everywhere``: the status if every node makes a statement with this status.
-    """
-
-    status: Status
-    words: str
-    remedy: str = ""
-    everywhere: Status | None = None
-
-
-@dataclass(frozen=True)
-class Same:
-    """A value that should be the same on all nodes; ``status``: of a node that differs.
-
-    ``of``: the device with this value. ``check``: the check that reports the value, if not the probe's own.
-    """
-
-    what: str
-    value: str
-    remedy: str
-    status: Status = "fail"
-    of: str = ""
-    check: str = ""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A time that should be about the same for all devices of one kind."""
-
-    kind: str
-    seconds: float
-    remedy: str
-    of: str = ""
-
-
-Record = Answer | Same | Timed
-Records = Iterator[Record]
 Found = Mapping[str, Sequence[tuple[str, Record]]]
 """For each node, what its probes yielded, with the name of each probe."""
 
@@ -120,6 +64,24 @@ def probe(name: str, **options: Any) -> Callable[[Callable[[Needs], Records]], A
         return function
 
     return add
+
+
+def added_probe(name: str) -> Probe:
+    """Return the check ``name`` of another package.
+
+    Raises:
+        UserError: there is no such check, or its package does not work.
+    """
+    if name in probes():
+        raise UserError(f"{name}: is a check of hpcrun, and runs without its name; remove the name")
+    found = NODE_CHECKS.load(name)
+    check = found if isinstance(found, NodeCheck) else NodeCheck(found)
+    if not callable(check.function):
+        package = NODE_CHECKS.find(name).package
+        raise UserError(
+            f"{name}: the check of the package {package} is no function; repair the package"
+        )
+    return Probe(name, check.function, check.seconds, check.hardware)
 
 
 def record_from(data: Mapping[str, Any]) -> Record:

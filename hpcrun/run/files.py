@@ -250,6 +250,11 @@ def without_checksum(line: bytes) -> bytes | None:
     return body + b"}" if written.rstrip() == b'%08x"}' % zlib.crc32(body) else None
 
 
+def digest_of(config: bytes) -> str:
+    """Return the digest of the bytes of a config file, as a batch script has it."""
+    return hashlib.sha256(config).hexdigest()[:32]
+
+
 def with_comment_crc(text: str) -> str:
     """Return ``text``, a YAML file, with a last line that has its checksum in a comment."""
     return f"{text}{_COMMENT_CRC}{zlib.crc32(text.encode()):08x}\n"

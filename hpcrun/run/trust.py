@@ -7,7 +7,6 @@ run as the user of the job. So a job opens the folder first, and checks the owne
 
 import contextlib
 import grp
-import hashlib
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpcrun.run.directory import RunDirectory, RunError, is_own, owner_name
-from hpcrun.run.files import open_regular, without_hash
+from hpcrun.run.files import digest_of, open_regular, without_hash
 from hpcrun.run.snapshot import Snapshot
 
 SUBMITTED = "HPCRUN_SUBMITTED"
@@ -30,11 +29,6 @@ _MOST_LOOKED_AT = 1000
 
 class ForeignRun(RunError):
     """A run directory, or a file in it, is of another user or is not what was submitted."""
-
-
-def digest_of(config: bytes) -> str:
-    """Return the digest of the bytes of a config file, as a batch script has it."""
-    return hashlib.sha256(config).hexdigest()[:32]
 
 
 def own_config(run: RunDirectory, submitted: str | None = None) -> bytes:

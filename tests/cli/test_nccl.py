@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun.api.submission.choose_config import OF_NCCL
 from hpcrun.cli.main import guarded
+from hpcrun.network.nccl.rules import PARTLY_KNOWN, PREFIXES
 from hpcrun.ranks.interfaces import own_interfaces
 from tests.support import jobs
 
@@ -139,3 +141,7 @@ def test_tune_reports_the_trials_of_this_machine(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["env"], report["ranks"], report["backend"]) == ({}, 2, "gloo")
+
+
+def test_a_submission_looks_for_every_name_with_rules() -> None:
+    assert all(map(OF_NCCL.match, (*PREFIXES, *PARTLY_KNOWN)))

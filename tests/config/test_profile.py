@@ -4,11 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.config import (
-    ConfigError,
-    profile_layer,
-    profile_path,
-)
+from hpcrun.config import ConfigError
+from hpcrun.config.site import profile_layer, profile_path
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcrun import folders
 from hpcrun.cli.main import guarded
-from hpcrun.config import ConfigError, read_site, site
-from hpcrun.slurm.launch import submission
+from hpcrun.config import ConfigError
+from hpcrun.config.site import read_site
+from hpcrun.slurm.launch import planned
 
 RULES = """\
 job:
@@ -31,7 +33,7 @@ GOOD = ["--account", "a", "--qos", "long", "--executor", "slurm"]
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder without a system file; ``$HPCRUN_SITE`` names a file in it."""
-    monkeypatch.setattr(site, "SYSTEM_FILE", tmp_path / "etc.yaml")
+    monkeypatch.setattr(folders, "SITE_FILE", tmp_path / "etc.yaml")
     monkeypatch.setenv("HPCRUN_SITE", str(tmp_path / "site.yaml"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
@@ -142,7 +144,7 @@ def test_a_required_executor_may_be_that_of_auto(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (place / "site.yaml").write_text("require: {job.executor: slurm}\nforbid: {job.executor: }\n")
-    monkeypatch.setattr(submission.slurm, "configured", lambda: configured)
+    monkeypatch.setattr(planned.slurm, "configured", lambda: configured)
     assert submitted("--cpu", *more) == code
     assert ("should be slurm at this site (" in capsys.readouterr().err) is not configured
 
@@ -151,7 +153,7 @@ def test_a_required_executor_may_be_that_of_auto(
 def test_auto_does_not_choose_a_forbidden_executor(
     more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(submission.slurm, "configured", lambda: False)
+    monkeypatch.setattr(planned.slurm, "configured", lambda: False)
     words = ["--account", "a", "--qos", "long", "--nodes", "1", "--gpus", "1", "--cpu"]
     assert submitted(*words, *more) == 2
     assert "job.executor: local is forbidden at this site (" in capsys.readouterr().err

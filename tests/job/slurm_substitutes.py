@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.diagnose.read_log import scheduler_word
-from hpcrun.job.requeue import Clock, requeue
+from hpcrun.job.restart.requeue import Clock, requeue
 from hpcrun.run.attempt import Attempt
 
 FIRST = Attempt("7", 0)

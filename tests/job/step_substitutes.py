@@ -28,8 +28,16 @@ REQUEUED = (
 class Desk:
     """A run and the programs of a Slurm that knows job 7."""
 
-    def __init__(self, folder: Path, *, watch: Mapping[str, Any] | None = None, **job: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        watch: Mapping[str, Any] | None = None,
+        restarts: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> None:
         sections = {"job": job, "watch": watch or {}, "train": {"batch_size": 64}}
+        sections["restarts"] = restarts or {}
         config = Config.model_validate(sections)
         self.run = create(folder / "a run", to_yaml(config), {})
         self.run.logs.mkdir(exist_ok=True)

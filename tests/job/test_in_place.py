@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from hpcrun.job.in_place import Allocation, allocation_obstacle, attempt_obstacle
+from hpcrun.job.restart.in_place import attempt_obstacle
+from hpcrun.job.restart.new_step import Allocation, allocation_obstacle
 from hpcrun.job.scheduler_view import JobView
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.journal.events import Cause, Event

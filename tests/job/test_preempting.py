@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.requeue import preempt_mode, requeues_in_grace_time
+from hpcrun.job.restart.requeue import preempt_mode, requeues_in_grace_time
 
 RECORDED = Path(__file__).resolve().parents[1] / "slurm" / "recorded"
 

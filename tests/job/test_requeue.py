@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcrun.job.requeue import requeue
+from hpcrun.job.restart.requeue import requeue
 
 from .slurm_substitutes import FIRST, Desk, Hours
 

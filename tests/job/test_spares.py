@@ -15,7 +15,7 @@ from hpcrun.job.policy import Budgets
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import create
 from hpcrun.slurm.launch.batch_script import sbatch_lines
-from hpcrun.slurm.launch.submission import choose_executor
+from hpcrun.slurm.launch.planned import choose_executor
 from tests.support.journal import record_event
 
 from .step_substitutes import FIRST, Desk

@@ -17,7 +17,7 @@ from hpcrun.config import Config, to_yaml
 from hpcrun.job.ending import conclude
 from hpcrun.job.opening import open_attempt
 from hpcrun.job.policy import Budgets
-from hpcrun.job.requeue import Clock
+from hpcrun.job.restart.requeue import Clock
 from hpcrun.job.srun import BatchJob, RanksEnd, surviving
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory

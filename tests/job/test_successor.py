@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrun.job.requeue import ContinuationError, submit_successor
+from hpcrun.job.restart.requeue import ContinuationError, submit_successor
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory, create
 from tests.support.journal import read_events, record_event

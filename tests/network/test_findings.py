@@ -26,7 +26,8 @@ from hpcrun.network.measurements import (
     rounds_for,
     scores,
 )
-from hpcrun.network.probes import Finding, Same, findings_of
+from hpcrun.network.probes import Finding, findings_of
+from hpcrun.ports.node_checks import Same
 
 SEEDS = range(10)
 Rate = Callable[[str, str, random.Random], float | None]

@@ -10,7 +10,7 @@ import torch
 
 from hpcrun.devices.driver import TorchBuild, newest_of_driver, torch_build
 from hpcrun.network.gpu_probes import driver, image, own_version
-from hpcrun.network.probes import Answer, Needs, Same
+from hpcrun.ports.node_checks import Answer, Needs, Same
 
 
 def test_the_build_of_torch_is_read_without_its_import() -> None:

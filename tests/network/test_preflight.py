@@ -18,7 +18,7 @@ from hpcrun.network.preflight import (
     results,
     unfit,
 )
-from hpcrun.network.probes import Answer, Needs, Record, Same
+from hpcrun.ports.node_checks import Answer, Needs, Record, Same
 
 ECC = Answer("fail", "GPU 0: 5 uncorrected ECC errors", "report the node")
 

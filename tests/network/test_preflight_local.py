@@ -161,5 +161,5 @@ def test_a_job_canceled_in_preflight_starts_no_rank(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n1")
     monkeypatch.setattr(preflight, "check_nodes", check)
-    arguments = argparse.Namespace(before_ranks=True, run=run.path, gpus=None, local=None)
+    arguments = argparse.Namespace(before_ranks=True, run=run.path, gpus=None, local=None, check=[])
     assert preflight.run(arguments) == code

@@ -13,17 +13,8 @@ import pytest
 
 from hpcrun.network import probes as node
 from hpcrun.network.gpu_probes import product, read_gpus
-from hpcrun.network.probes import (
-    Answer,
-    Needs,
-    Record,
-    Same,
-    Timed,
-    findings_of,
-    lines,
-    probes,
-    room,
-)
+from hpcrun.network.probes import findings_of, lines, probes, room
+from hpcrun.ports.node_checks import Answer, Needs, Record, Same, Timed
 from tests.support.pages import code_blocks
 
 GIB = 1 << 30

@@ -9,11 +9,10 @@ import pytest
 
 from hpcrun.config import Config
 from hpcrun.run.directory import RunDirectory, create, shows_owners
-from hpcrun.run.files import HeldFolder
+from hpcrun.run.files import HeldFolder, digest_of
 from hpcrun.run.snapshot import Snapshot
 from hpcrun.run.trust import (
     ForeignRun,
-    digest_of,
     fixed_script,
     own_config,
     own_json,

@@ -14,6 +14,7 @@ from torch import nn
 from hpcrun.config import Config
 from hpcrun.devices import accelerator, vendor
 from hpcrun.errors import UserError
+from hpcrun.ports.sinks import TrainingStart
 from hpcrun.ranks.collective import Ranks, StopAgreement
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
@@ -263,11 +264,11 @@ def test_a_data_dependent_model_trains_without_a_flop_count() -> None:
 
 
 def test_tensorboard_shows_each_step_once_after_a_crash(run: RunDirectory) -> None:
-    first = TensorBoard(run, start=0)
+    first = TensorBoard(TrainingStart(run.path, {}, 0))
     for step in range(1, 7):
         first.write({"step": step, "time": 1.0, "loss": 1.0, "slowest_host": "n0"})
     first.close()
-    second = TensorBoard(run, start=4)
+    second = TensorBoard(TrainingStart(run.path, {}, 4))
     for step in range(5, 9):
         second.write({"step": step, "time": 1.0, "loss": 2.0})
     second.close()

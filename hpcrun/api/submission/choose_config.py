@@ -23,9 +23,6 @@ from hpcrun.config import (
     flag_layer,
     idle_lines,
     locate,
-    profile_layer,
-    profile_path,
-    read_site,
     resolve,
     submit_options,
     tasks,
@@ -34,10 +31,8 @@ from hpcrun.config import (
 from hpcrun.config.commands.starters import without_wrappers
 from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.errors import UserError
-from hpcrun.folders import shipped
-from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
+from hpcrun.folders import has_profile, has_site, shipped
 from hpcrun.printing import say_aside
-from hpcrun.slurm.environment import sbatch_defaults
 
 _QUICKSTART_TASK = "language-model"
 _INTERPRETER = re.compile(
@@ -47,6 +42,8 @@ _INTERPRETER = re.compile(
 _SCRIPTS = frozenset(
     {".R", ".bash", ".jl", ".job", ".js", ".lua", ".m", ".pl", ".r", ".rb", ".sbatch", ".slurm"}
 )
+OF_NCCL = re.compile(r"R?NCCL_|OFI_NCCL_|TORCH_|GLOO_|FI_")
+"""Begin of every name that `hpcrun nccl lint` may look at; its rules are read only for such a name."""
 PYTHON_COMMAND = "command="
 """The place of a command from Python."""
 
@@ -103,8 +100,23 @@ def choose_config(request: SubmitRequest, layers: Sequence[Layer] | None = None)
     for line in idle_lines(config, layers):
         say_aside(f"hpcrun: {line}")
     config = with_task(config, layers)
-    read_site(os.environ).check(config, layers)
+    check_site(config, layers)
     return config
+
+
+def check_site(config: Config, layers: Sequence[Layer], executor: str | None = None) -> None:
+    """Check ``config``, from ``layers``, against the rules of the site's file, if there is one.
+
+    Args:
+        executor: the executor that ``auto`` has chosen; None: rules about its values wait for the choice.
+
+    Raises:
+        ConfigError: with a line for each rule that the config breaks.
+    """
+    if has_site(os.environ):
+        from hpcrun.config.site import read_site
+
+        read_site(os.environ).check(config, layers, executor)
 
 
 def config_layers(request: SubmitRequest) -> list[Layer]:
@@ -121,23 +133,38 @@ def config_layers(request: SubmitRequest) -> list[Layer]:
     elif file is not None and file.parent == Path("configs") and not file.exists():
         # The documentation uses the configs of the checkout, which an installed package has too.
         file, shown = shipped(str(file)), str(file)
-    of_slurm = {
-        f"job.{key}": (os.environ[name], f"${name}")
-        for name, key in sbatch_defaults(os.environ).items()
-    }
-    profile = profile_path(os.environ, request.profile)
     return [
         flag_layer({"name": (request.default_name, request.command_place)})
         if request.default_name
         else flag_layer({"name": default_name(file, command, task, request.command_place)}),
-        read_site(os.environ).defaults,
-        flag_layer(of_slurm),
-        *([] if profile is None else [profile_layer(profile)]),
+        *_layers_of_the_site(request.profile),
         *([] if file is None else [file_layer(file, shown)]),
         overrides,
         request.options,
         *([flag_layer({"command": (command, request.command_place)})] if command else []),
     ]
+
+
+def _layers_of_the_site(profile: str | None) -> list[Layer]:
+    """Return what says where to run: the site's defaults, the variables of sbatch, and the profile."""
+    layers = []
+    if has_site(os.environ):
+        from hpcrun.config.site import read_site
+
+        layers.append(read_site(os.environ).defaults)
+    if any(name.startswith("SBATCH_") for name in os.environ):
+        from hpcrun.slurm.environment import sbatch_defaults
+
+        given = sbatch_defaults(os.environ).items()
+        layers.append(
+            flag_layer({f"job.{key}": (os.environ[name], f"${name}") for name, key in given})
+        )
+    if profile is not None or has_profile(os.environ):
+        from hpcrun.config.site import profile_layer, profile_path
+
+        path = profile_path(os.environ, profile)
+        layers += [] if path is None else [profile_layer(path)]
+    return layers
 
 
 def with_task(config: Config, layers: Sequence[Layer]) -> Config:
@@ -215,9 +242,14 @@ def task_path(task: str) -> str:
     if ":" not in task:
         if task in BUILTIN:
             return BUILTIN[task]
-        near = difflib.get_close_matches(task, BUILTIN, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(BUILTIN)}"
-        raise ValueError(f"no built-in task is called {task}; {hint} (or write module:Class)")
+        from hpcrun.ports.entry_points import Port
+
+        added = {one.name: one.value for one in Port("hpcrun.tasks", "task", BUILTIN).of_packages()}
+        if task in added:
+            return added[task]
+        near = difflib.get_close_matches(task, [*BUILTIN, *added], n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join([*BUILTIN, *added])}"
+        raise ValueError(f"no task is called {task}; {hint} (or write module:Class)")
     module, _, name = task.partition(":")
     source = _source(module)
     if source is not None:
@@ -286,7 +318,16 @@ def warn_of(env: Mapping[str, str]) -> None:
 
     A shell's variables reach the job through sbatch; ``job.env`` replaces variables of the same name.
     """
-    settings = [one for one in settings_of({**os.environ, **env}, "job") if _ours(one.name)]
+    given = {**os.environ, **env}
+    if not any(map(OF_NCCL.match, given)):
+        return
+    from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
+
+    settings = [
+        one
+        for one in settings_of(given, "job")
+        if concerns_nccl(one.name) or one.name.startswith(PARTLY_KNOWN)
+    ]
     if not settings:
         return
     from hpcrun.network.nccl.lint import lint
@@ -295,7 +336,3 @@ def warn_of(env: Mapping[str, str]) -> None:
     if found:
         names = ", ".join(dict.fromkeys(found))
         say_aside(f"hpcrun: look at {names}: `hpcrun nccl lint` says why")
-
-
-def _ours(name: str) -> bool:
-    return concerns_nccl(name) or name.startswith(PARTLY_KNOWN)

@@ -1,6 +1,5 @@
 """The plan of a submission: the run, the config, the executor, and how the run begins or continues."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from hpcrun.api.submission.checks.checklist import check_submission
 from hpcrun.api.submission.checks.concern import Submission
 from hpcrun.api.submission.choose_config import (
     SubmitRequest,
+    check_site,
     choose_config,
     config_layers,
     require_packages,
@@ -22,20 +22,14 @@ from hpcrun.config import (
     file_layer,
     load_resolved,
     locate,
-    read_site,
 )
-from hpcrun.config.commands.command import check_command
 from hpcrun.config.tasks import options_for
-from hpcrun.config.tasks.hugging_face import require_same
-from hpcrun.config.tasks.language_model import LanguageModelShape
 from hpcrun.errors import UserError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc
-from hpcrun.slurm.containers import check_image
-from hpcrun.slurm.launch import submission
+from hpcrun.slurm.launch.planned import choose_executor
 from hpcrun.slurm.launch.submitted import ExecutorName
-from hpcrun.slurm.nodes import cluster_offer
 
 # Seconds for each answer of the scheduler: without one, its limits are not checked.
 _PATIENCE = 1.0
@@ -100,13 +94,19 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
         if run.exists():
             finished, saved = compare(run, config), bool(saved_steps(run))
     if finished is None:
-        check_command(config, Path.cwd())
-        if not saved:
+        if config.command:
+            from hpcrun.config.commands.command import check_command
+
+            check_command(config, Path.cwd())
+        elif not saved:
             _require_weights(config)
     executor: ExecutorName = "prepared" if request.prepare else permitted_executor(config, layers)
     if finished is None:
         check(config, executor, layers)
-        check_image(config.job, run, Path.cwd(), here=executor == "local")
+        if config.job.image is not None:
+            from hpcrun.slurm.containers import check_image
+
+            check_image(config.job, run, Path.cwd(), here=executor == "local")
     say_idle(request, executor)
     start: Literal["new", "again"] = "again" if run.exists() else "new"
     return SubmissionPlan(request, run, config, executor, start, finished)
@@ -116,26 +116,35 @@ def check(
     config: Config, executor: ExecutorName, layers: Sequence[Layer], *, resumed: bool = False
 ) -> None:
     """Print the lines of the checks of a submission; raises ConfigError if one refuses it."""
-    offer = cluster_offer(_PATIENCE) if executor == "slurm" else None
+    offer = None
+    if executor == "slurm":
+        from hpcrun.slurm.nodes import cluster_offer
+
+        offer = cluster_offer(_PATIENCE)
     submission = Submission(config, Path.cwd(), offer)
     check_submission(submission, locate(layers), resumed=resumed)
 
 
 def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
     """Return the executor of ``config``, from ``layers``; raises UserError if the site forbids it."""
-    executor = submission.choose_executor(config)
+    executor = choose_executor(config)
     if config.job.executor == "auto":
-        read_site(os.environ).check(config, layers, executor)
+        check_site(config, layers, executor)
     return executor
 
 
 def _require_weights(config: Config) -> None:
-    """Raise UserError if ``train.init_from`` is of another model, or is missing and not made later."""
+    """Raise UserError if a task's ``train.init_from`` is of another model, or missing and not made later."""
     source, job = config.train.init_from, config.job
-    if source is not None and not config.command and options_for(config.task) is not None:
+    if source is None:
+        return
+    if options_for(config.task) is not None:
+        from hpcrun.config.tasks.hugging_face import require_same
+        from hpcrun.config.tasks.language_model import LanguageModelShape
+
         require_same(LanguageModelShape.model_validate(config.model.own), Path(source))
     made_later = job.setup or job.node_setup or job.container or job.image
-    if source is None or config.command or made_later or Path(source).exists():
+    if made_later or Path(source).exists():
         return
     # An absolute path may be on the nodes only.
     if not Path(source).is_absolute() or job.executor in ("local", "debug"):
@@ -153,7 +162,7 @@ def plan_resume(run: RunDirectory, request: SubmitRequest) -> SubmissionPlan:
     config = load_resolved(run.config)
     if not without_comment_crc(run.config.read_text())[1]:
         say_aside(f"hpcrun: {run.config}: was changed after hpcrun wrote it; its values count")
-    read_site(os.environ).check(config, [file_layer(run.config)])
+    check_site(config, [file_layer(run.config)])
     executor = permitted_executor(config, [file_layer(run.config)])
     finished = finished_result(run)
     if finished is None:

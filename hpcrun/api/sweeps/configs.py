@@ -9,14 +9,14 @@ from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
-from hpcrun.config import Config, Layer, flag_layer, read_site, resolve
+from hpcrun.config import Config, Layer, flag_layer, resolve
 from hpcrun.config.conflicts import idle_keys
 from hpcrun.config.layers import merge
 from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.site import read_site
 from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
-from hpcrun.run.files import with_comment_crc
-from hpcrun.run.trust import digest_of
+from hpcrun.run.files import digest_of, with_comment_crc
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "watch.notify")

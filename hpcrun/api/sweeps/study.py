@@ -31,7 +31,7 @@ from hpcrun.run.sweep_file import SweepRun, read_sweep
 from hpcrun.slurm.launch import jobs
 from hpcrun.slurm.launch.batch_script import element_name
 from hpcrun.slurm.launch.jobs import RunState, pauses
-from hpcrun.slurm.local.submission import local_devices
+from hpcrun.slurm.local.tasks import local_devices
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

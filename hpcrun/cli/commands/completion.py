@@ -12,11 +12,14 @@ import argparse
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from hpcrun.cli.added_commands import added_command, added_port
 from hpcrun.cli.arguments import require_subcommand
 from hpcrun.config import Config
 from hpcrun.config.shape import kind_at, known_keys
-from hpcrun.printing import say
+from hpcrun.errors import UserError
+from hpcrun.printing import say, say_aside
 
 _SHELLS = ("bash", "zsh")
 _INTERNAL = ("batch", "finalize")
@@ -56,13 +59,13 @@ class _Command:
 
 
 def _commands() -> dict[str, _Command]:
-    from hpcrun.cli.main import COMMANDS, Parser
+    from hpcrun.cli.main import Parser
 
     leaves = [key for key in known_keys(Config) if kind_at(key.split(".")) != "section"]
     keys, found = [f"{key}=" for key in leaves], {}
-    for name in COMMANDS.keys() - _INTERNAL:
+    for name, module in [*_own_modules(), *_added_modules()]:
         parser = Parser(name, None)
-        importlib.import_module(f"hpcrun.cli.commands.{name}").add_arguments(parser)
+        module.add_arguments(parser)
         values, words, runs = dict[str, list[str] | None](), list[str](), False
         for action in parser._actions:
             metavar = str(action.metavar or "")
@@ -78,6 +81,24 @@ def _commands() -> dict[str, _Command]:
                 values[option] = None if action.nargs == 0 else choices
         found[name] = _Command(values, words, runs)
     return dict(sorted(found.items()))
+
+
+def _own_modules() -> Iterator[tuple[str, Any]]:
+    from hpcrun.cli.main import COMMANDS
+
+    for name in COMMANDS.keys() - _INTERNAL:
+        yield name, importlib.import_module(f"hpcrun.cli.commands.{name}")
+
+
+def _added_modules() -> Iterator[tuple[str, Any]]:
+    """Yield the commands of other packages; a line names each that cannot be imported."""
+    from hpcrun.cli.main import COMMANDS
+
+    for added in added_port(COMMANDS).of_packages():
+        try:
+            yield added.name, added_command(added.name, COMMANDS, lambda *_: "")
+        except UserError as error:
+            say_aside(f"hpcrun: {error}")
 
 
 def _bash() -> Iterator[str]:

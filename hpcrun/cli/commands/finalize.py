@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hpcrun import exit_codes
 from hpcrun.job.ending import RunTakenOver, final_code, finalize_attempt
-from hpcrun.job.in_place import attempt_obstacle
 from hpcrun.job.scheduler_view import Ending, batch_log
+from hpcrun.ports.strategies import AttemptEnd, next_start
 from hpcrun.printing import say
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
@@ -67,10 +67,17 @@ def run(arguments: argparse.Namespace) -> int:
         return other.code
     if not ended.classification.decision.restart:
         return final_code(ended.classification, arguments.exit_code)
-    obstacle = attempt_obstacle(
-        ended.classification.state or Journal(directory).read(),
-        attempt,
-        ended.classification.cause,
-        wanted=ended.config.restarts.in_place,
-    )
-    return exit_codes.UNFINISHED if obstacle else exit_codes.AGAIN_IN_PLACE
+    found = ended.classification
+    state = found.state or Journal(directory).read()
+    end = AttemptEnd(directory.path, state, attempt, found.cause, found.line, ended.config)
+
+    def cancelled() -> bool:
+        try:
+            return Journal(directory).read().asked_to_end(attempt)
+        except OSError:
+            # The local cluster has the order too, and looks at it before the next start.
+            return False
+
+    start = next_start(end, lambda words: say(f"hpcrun: {words}"), cancelled)
+    in_place = start is not None and start.how == "step"
+    return exit_codes.AGAIN_IN_PLACE if in_place else exit_codes.UNFINISHED

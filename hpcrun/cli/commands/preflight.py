@@ -17,6 +17,7 @@ import argparse
 import os
 import signal
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,8 @@ from hpcrun.network.preflight import (
     lines,
     results,
 )
-from hpcrun.network.probes import Needs
+from hpcrun.network.probes import Probe, added_probe
+from hpcrun.ports.node_checks import Needs
 from hpcrun.printing import say, say_aside
 from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory
@@ -53,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_local(parser, "N processes here instead of nodes")
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs expected on each node (default: the job's)"
+    )
+    parser.add_argument(
+        "--check",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run the check NAME of another package too; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, with all facts")
     parser.add_argument(
@@ -87,12 +96,14 @@ def _measure(
     hosts = step_hosts(os.environ)
     run = str(directory.path) if directory else None
     job = _job(directory)
+    names = dict.fromkeys([*(job.node_checks if job else ()), *arguments.check])
+    added = _added(list(names), skip=arguments.before_ranks)
     gpus = arguments.gpus
     if gpus is None and job is not None and job.cpu:
         gpus = 0
     if arguments.local is not None or in_local_cluster(os.environ):
         # A job of the local cluster trains on the CPU if there is no GPU.
-        return check_here(arguments.local or 1, Needs(gpus, run), folder=folder)
+        return check_here(arguments.local or 1, Needs(gpus, run), folder=folder, added=added)
     if not hosts:
         raise UserError(
             "preflight runs in an allocation: use salloc or a batch script, or try it on this machine "
@@ -112,7 +123,25 @@ def _measure(
         folder=folder,
         python=job.python if job else None,
         container=_container(job, directory),
+        added=added,
     )
+
+
+def _added(names: Sequence[str], *, skip: bool) -> list[Probe]:
+    """Return the checks of other packages.
+
+    Raises:
+        UserError: a check does not exist or work, unless ``skip``: then a line names it, and the rest runs.
+    """
+    found = []
+    for name in names:
+        try:
+            found.append(added_probe(name))
+        except UserError as error:
+            if not skip:
+                raise
+            say_aside(f"hpcrun: job.node_checks: {error}")
+    return found
 
 
 def _container(job: "Job | None", directory: RunDirectory | None) -> Container:

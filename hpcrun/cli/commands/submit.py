@@ -28,7 +28,7 @@ from hpcrun.config import Config, Job, masked_values, script_yaml, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.slurm.launch import submission
+from hpcrun.slurm.launch.planned import preview
 from hpcrun.slurm.launch.submitted import SubmittedJob
 
 
@@ -164,7 +164,7 @@ def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> i
 
 def _show(plan: SubmissionPlan, as_json: bool) -> int:
     run, config, executor = plan.run, plan.config, plan.executor
-    script = submission.preview(run, config, executor)
+    script = preview(run, config, executor)
     text = script_yaml(config) if config.command else to_yaml(config, mask=True)
     if as_json:
         shown = {"run": str(run.path), "executor": executor, "script": script}

@@ -10,8 +10,7 @@ from pathlib import Path
 from hpcrun.config import Config, Job, submit_options, to_yaml
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, shows_owners
-from hpcrun.run.files import with_comment_crc
-from hpcrun.run.trust import digest_of
+from hpcrun.run.files import digest_of, with_comment_crc
 from hpcrun.slurm.commands import given_option
 
 _DIGITS = 3

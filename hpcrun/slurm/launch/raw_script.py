@@ -29,7 +29,16 @@ def raw_command(run: RunDirectory, config: Config) -> str:
 def not_in_the_script(config: Config) -> list[str]:
     """Return a line for each key of `job:` in ``config`` that train.sbatch does not obey."""
     job = config.job
-    own = ("setup", "node_setup", "preflight", "env", "srun_args", "image", "container")
+    own = (
+        "setup",
+        "node_setup",
+        "preflight",
+        "node_checks",
+        "env",
+        "srun_args",
+        "image",
+        "container",
+    )
     lines = [
         f"job.{key} is not in train.sbatch; write it there" for key in own if getattr(job, key)
     ]

@@ -1,78 +1,25 @@
-"""From a run directory to a job: choose the executor and submit.
+"""From a run directory to a job.
 
 Rank 0 of a run that a person started by hand records its process in the run's event log. Nothing restarts
 such a run, so its state is that of the process.
 """
 
-import shutil
 import socket
 from typing import TYPE_CHECKING, Any
 
 from hpcrun import slurm
 from hpcrun.config import Config
-from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.journal.events import Cause, Ended, Opened, Submitted
 from hpcrun.run.journal.journal import Journal, Reader, read_state
-from hpcrun.slurm.launch.batch_script import (
-    batch_request,
-    batch_script,
-    job_name,
-    submitted_digest,
-)
-from hpcrun.slurm.launch.resources import refuse_fixed_counts
+from hpcrun.slurm.launch.batch_script import job_name
 from hpcrun.slurm.launch.submitted import ExecutorName, SubmittedJob, take_back
-from hpcrun.slurm.local.submission import local_devices, say_ignored, submit_local, worker
+from hpcrun.slurm.local.submission import submit_local
 
 if TYPE_CHECKING:
     import psutil
-
-
-def choose_executor(config: Config) -> ExecutorName:
-    """Return the executor that the config names, or with ``auto`` Slurm if Slurm is configured here.
-
-    Raises:
-        LaunchError: there are fewer GPUs than ranks, spare nodes without Slurm, or an option that fixes the
-            nodes of a range.
-    """
-    wanted = config.job.executor
-    if wanted == "auto":
-        wanted = "slurm" if slurm.configured() else "local"
-        if wanted == "local" and shutil.which("sbatch") is not None:
-            say_aside(
-                "hpcrun: Slurm is installed but not configured here; the job runs on this machine"
-            )
-    if wanted != "slurm" and config.job.spares:
-        raise LaunchError(
-            f"job.spares: {config.job.spares}: this machine is the only node, so none can replace "
-            "another; use --spares 0, or submit to Slurm"
-        )
-    if config.job.elastic or config.job.spares:
-        refuse_fixed_counts(config.job)
-    if wanted == "local":
-        local_devices(config)
-        say_ignored(config.job)
-    return wanted
-
-
-def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
-    """Return what :func:`submit` would send: the batch script, or the local cluster's plan as comments."""
-    if executor in ("slurm", "prepared"):
-        from hpcrun.slurm.launch.slurm_submission import bad_nodes, fitted_to_slurm
-
-        fitted, digest = fitted_to_slurm(config), submitted_digest(config)
-        return batch_script(batch_request(run, fitted, bad_nodes(config.job), submitted=digest))
-    request = batch_request(run, config, submitted=submitted_digest(config))
-    job = config.job
-    lines = [
-        f"# {executor}: {job.max_nodes} x {job.tasks_on_node} processes on this machine, each running",
-        f"#   {' '.join(worker(run, job))}",
-        "# With Slurm, this script would go to sbatch:",
-        "",
-    ]
-    return "\n".join(lines) + batch_script(request)
 
 
 def own_cluster() -> str | None:

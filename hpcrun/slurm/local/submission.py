@@ -9,50 +9,15 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from hpcrun.config import Config, Job
-from hpcrun.devices.devices import visible_gpus
+from hpcrun.config import Config
 from hpcrun.errors import LaunchError
-from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.files import make_numbered_folder, write_json
-from hpcrun.run.trust import digest_of, own_config
-from hpcrun.slurm.containers import Container, container_of, image_request
+from hpcrun.run.files import digest_of, make_numbered_folder, write_json
+from hpcrun.run.trust import own_config
 from hpcrun.slurm.launch.submitted import SubmittedJob
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
-
-
-def local_devices(config: Config) -> list[str] | None:
-    """Return the GPUs that a local job of ``config`` uses, node after node; None for a job on the CPU.
-
-    Raises:
-        LaunchError: this machine has GPUs, but fewer than requested.
-    """
-    available = visible_gpus(os.environ)
-    if config.job.cpu or not available:
-        return None
-    wanted = config.job.max_nodes * config.job.gpus
-    if available < wanted:
-        raise LaunchError(
-            f"{wanted} ranks, but this machine shows {available} GPUs: request at most {available} "
-            "(--nodes 1 --gpus N), or train on the CPU with --cpu"
-        )
-    return visible_devices()[:wanted]
-
-
-def visible_devices() -> list[str]:
-    """Return the names of all GPUs that this process sees, as CUDA_VISIBLE_DEVICES has them."""
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(index) for index in range(visible_gpus(os.environ))]
-
-
-def say_ignored(job: Job) -> None:
-    """Print the options of Slurm's programs in ``job``: this machine runs none of these programs."""
-    for key in ("sbatch_args", "srun_args"):
-        if options := getattr(job, key):
-            say_aside(
-                f"hpcrun: job.{key}: this machine has no Slurm and ignores {' '.join(options)}"
-            )
+from hpcrun.slurm.local.tasks import local_container, local_devices, visible_devices, worker
 
 
 def submit_local(run: RunDirectory, config: Config) -> tuple[SubmittedJob, Callable[[], None]]:
@@ -90,29 +55,14 @@ def local_request(run: RunDirectory, config: Config) -> JobRequest:
         warn_signal=config.warn_signal,
         grace=job.grace,
         requeue_delay=job.requeue_delay,
-        setup=[*job.setup, *container.setup],
+        setup=[*job.setup, *(container.setup if container else [])],
         node_setup=job.node_setup,
         preflight=[*own, "preflight", str(run.path), "--before-ranks"] if job.preflight else [],
-        env={**container.env, **job.env},
+        env={**(container.env if container else {}), **job.env},
         before=[sys.executable, "-m", "hpcrun.job.opening", str(run.path)],
         after=[*own, "finalize", str(run.path)],
         submitted=digest_of(own_config(run)),
     )
-
-
-def local_container(run: RunDirectory, job: Job) -> Container:
-    """Return the start of the ranks' container on this machine."""
-    image = image_request(job)
-    if image is None:
-        return Container(prefix=job.container)
-    return container_of(image, run, Path.cwd(), slurm=False)
-
-
-def worker(run: RunDirectory, job: Job) -> list[str]:
-    """Return the command of each task of the local cluster."""
-    container = local_container(run, job)
-    python = job.python or container.python or sys.executable
-    return [*container.prefix, python, "-u", "-m", "hpcrun.worker", str(run.path)]
 
 
 def submit_local_sweep(

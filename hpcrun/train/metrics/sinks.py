@@ -1,4 +1,4 @@
-"""Destinations of metrics: metrics.jsonl and rank 0's log; optionally TensorBoard and Weights & Biases."""
+"""Destinations of metrics: metrics.jsonl and rank 0's log; TensorBoard, and the sinks of add-ons by name."""
 
 import atexit
 import time
@@ -6,25 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcrun.config import Config, masked_values
-from hpcrun.errors import UserError
+from hpcrun.errors import UserError, one_line
+from hpcrun.ports.entry_points import SINKS
+from hpcrun.ports.sinks import Sink, TrainingStart, numbers
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.progress_lines import StepLines, facts_of, validation_line
-from hpcrun.run.record import wandb_id
 from hpcrun.run.streams import LineWriter
-
-
-class Sink:
-    """Destination of rank 0's lines."""
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Write one line; ``line["step"]`` is the number of steps done. Raises OSError on a full disk."""
-
-    def flush(self) -> None:
-        """Make written lines survive this process, if that is cheap."""
-
-    def close(self) -> None:
-        """Send buffered lines."""
 
 
 class JsonLines(LineWriter, Sink):
@@ -54,8 +42,8 @@ class RankZeroLog(Sink):
 class TensorBoard(Sink):
     """Event files for TensorBoard. After a restart, lines beyond the restored step are hidden."""
 
-    def __init__(self, run: RunDirectory, start: int) -> None:
-        """``start``: the restored step; raises UserError if TensorBoard is not installed."""
+    def __init__(self, training: TrainingStart) -> None:
+        """Begin the files of this attempt; raises UserError if TensorBoard is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -64,11 +52,13 @@ class TensorBoard(Sink):
                 "`pip install tensorboard`, or remove the key"
             ) from error
         self._writer: Any = SummaryWriter(
-            str(run.tensorboard), purge_step=start + 1 if start else None, flush_secs=10
+            str(RunDirectory(training.run).tensorboard),
+            purge_step=training.step + 1 if training.step else None,
+            flush_secs=10,
         )
 
     def write(self, line: Mapping[str, Any]) -> None:
-        for name, value in _numbers(line).items():
+        for name, value in numbers(line).items():
             self._writer.add_scalar(name, value, line["step"])
 
     def flush(self) -> None:
@@ -76,44 +66,6 @@ class TensorBoard(Sink):
 
     def close(self) -> None:
         self._writer.close()
-
-
-class WeightsAndBiases(Sink):
-    """One W&B run for all attempts, with an id from the run directory. Skips steps that W&B already has."""
-
-    def __init__(self, run: RunDirectory, config: Config, project: str) -> None:
-        """Start W&B; raises UserError if wandb is not installed or does not start."""
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "watch.wandb: the package wandb is not installed; `pip install wandb`, or remove the key"
-            ) from error
-        try:
-            self._run: Any = wandb.init(
-                project=project,
-                id=wandb_id(run),
-                name=run.name,
-                dir=str(run.path),
-                resume="allow",
-                config=masked_values(config.model_dump(mode="json")),
-            )
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise UserError(
-                f"watch.wandb: W&B does not start: {reason}; log in with `wandb login`, or set "
-                "job.env.WANDB_MODE=offline and upload the run later with `wandb sync`"
-            ) from error
-        self._newest = int(self._run.step or 0)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        # W&B accepts only increasing steps; steps repeated after a restart have the same numbers.
-        if line["step"] >= self._newest:
-            self._newest = line["step"]
-            self._run.log(_numbers(line), step=line["step"])
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class Sinks:
@@ -150,19 +102,37 @@ class Sinks:
 def build_sinks(run: RunDirectory, config: Config, start: int) -> Sinks:
     """Make the configured sinks; ``start``: the restored step. Raises UserError if a package is missing."""
     sinks: list[Sink] = [JsonLines(run), RankZeroLog(config.train.steps, start)]
-    if config.watch.tensorboard:
-        sinks.append(TensorBoard(run, start))
-    if config.watch.wandb is not None:
-        sinks.append(WeightsAndBiases(run, config, config.watch.wandb))
+    names = _names(config)
+    if names:
+        values = masked_values(config.model_dump(mode="json"))
+        training = TrainingStart(run.path, values, start)
+        sinks += [sink for name in names if (sink := _made(name, training)) is not None]
     built = Sinks(sinks)
     # For a failed training: the worker runs the atexit functions (worker.leave).
     atexit.register(built.close)
     return built
 
 
-def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in line.items()
-        if isinstance(value, int | float) and name not in ("step", "time", "restart", "in_place")
-    }
+def _names(config: Config) -> list[str]:
+    """Return the names of the sinks that the config adds to metrics.jsonl and the log."""
+    watch = config.watch
+    own = [*["tensorboard"] * watch.tensorboard, *["wandb"] * (watch.wandb is not None)]
+    return list(dict.fromkeys([*own, *watch.sinks]))
+
+
+def _made(name: str, training: TrainingStart) -> Sink | None:
+    """Return the sink ``name``; None, with a line, if its constructor fails.
+
+    Raises:
+        UserError: there is no such sink, its package cannot be imported, or it refuses the start.
+    """
+    kind = SINKS.load(name)
+    try:
+        sink: Sink = kind(training)
+    except UserError:
+        raise
+    except Exception as error:
+        reason = one_line(error)
+        say_aside(f"hpcrun: watch.sinks: {name}: {reason}; the training continues without it")
+        return None
+    return sink

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from hpcrun.api.submission.checks import (
+    interpreter,
     launchers,
+    limits,
     script_options,
     shell_text,
     slurm_options,
 )
-from hpcrun.api.submission.checks.checklist import check_submission
-from hpcrun.api.submission.checks.concern import Submission
+from hpcrun.api.submission.checks.checklist import check_submission, checks_for
+from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Config, ConfigError
 
 RUN_SBATCH = """#!/bin/bash
@@ -287,3 +289,21 @@ def test_a_shell_script_with_windows_lines_gets_a_line(
     assert "sed -i 's/\\r$//' dos.sh" in found.text
     for line in ("bash run.sbatch", "python t.py", "bash -c ls", ""):
         assert [*shell_text.carriage_returns(submission(line))] == []
+
+
+def test_a_submission_with_everything_gets_every_check(
+    submission: Callable[..., Submission],
+) -> None:
+    modules = (launchers, script_options, shell_text, slurm_options, interpreter, limits)
+    written = [
+        function
+        for module in modules
+        for function in vars(module).values()
+        if getattr(function, "__module__", "") == module.__name__
+        and get_type_hints(function).get("return") == Iterator[Concern]
+        and not function.__name__.startswith("_")
+    ]
+    full = submission("python t.py", env={"A": "1"}, time="1:00:00")
+    assert {*checks_for(full)} == {*written}
+    # A plain request imports none of them.
+    assert [*checks_for(submission())] == []

@@ -6,8 +6,8 @@ from hpcrun.config import Config, Job, override_layer, resolve
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import sbatch_lines
+from hpcrun.slurm.launch.planned import choose_executor
 from hpcrun.slurm.launch.raw_script import not_in_the_script, raw_command
-from hpcrun.slurm.launch.submission import choose_executor
 
 
 def lines(tmp_path, **values):

@@ -16,7 +16,8 @@ from hpcrun.errors import LaunchError
 from hpcrun.run.endings import read_exits
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, JobStatus, step_environment
-from hpcrun.slurm.local.submission import local_devices, new_job_folder, start_job
+from hpcrun.slurm.local.submission import new_job_folder, start_job
+from hpcrun.slurm.local.tasks import local_devices
 from tests.slurm.launch.local_tasks import say_which, slurm_variables, wait_for_signal
 from tests.support import jobs
 

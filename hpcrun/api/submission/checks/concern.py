@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcrun.config import Config
-from hpcrun.slurm.nodes import Offer
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.nodes import Offer
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Submission:
 
     config: Config
     folder: Path = field(default_factory=Path.cwd)
-    offer: Offer | None = None
+    offer: "Offer | None" = None
 
     @property
     def copies(self) -> int:

@@ -1,4 +1,4 @@
-"""Choose how a run starts again: as a new step inside the allocation, or by a requeue.
+"""A new step in the allocation of a job: its obstacles, and the end of the step before.
 
 A new step needs no queue and no requeue delay. It is possible while the job runs, all of its nodes live, and
 enough of the time limit is left.
@@ -14,46 +14,14 @@ from hpcrun.job.finalize import Classification
 from hpcrun.job.scheduler_view import EARLY, JobView, batch_log, view_of
 from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.journal.events import Cause
 from hpcrun.run.journal.journal import Journal
-from hpcrun.run.journal.state import START_SECONDS, State
 from hpcrun.slurm.avoided_nodes import nodes_to_avoid, request_of
 from hpcrun.slurm.notation import expand
 
-# The job itself has to end after these causes, or its time is over.
-_POSSIBLE = frozenset({Cause.CRASH, Cause.HANG})
 # Slurm would start a step on a draining node, but somebody wants the node empty.
 _DEAD = ("DOWN", "FAIL", "DRAIN", "NOT_RESPONDING", "POWER", "REBOOT")
 # Seconds. srun itself waits until KillWait is over, so what is left then cannot be killed.
 _STEP_END, _LOOK = 20.0, 0.1
-
-
-def attempt_obstacle(
-    state: State, attempt: Attempt, cause: Cause, *, wanted: bool, watched: bool = False
-) -> str | None:
-    """Return why the end of ``attempt`` needs a requeue; None if a new step may follow.
-
-    The delay of a requeue helps if a file server is out of service. So a requeue follows an attempt that
-    failed within a minute and without progress, unless it was the first of its job and had begun to train.
-
-    Args:
-        state: the state of the run, with the end of the attempt.
-        wanted: ``restarts.in_place``.
-        watched: lost nodes are known, so a step on the other nodes may follow.
-    """
-    if not wanted:
-        return "restarts.in_place is false"
-    if watched and cause is Cause.NODE_FAILURE:
-        return None
-    if cause not in _POSSIBLE:
-        return f"the cause was {cause.value}"
-    record = next((one for one in state.attempts if one.attempt == attempt), None)
-    if record is None:
-        return "the attempt has no record"
-    hasty = record.seconds is not None and record.seconds < START_SECONDS
-    if hasty and not record.progressed and (attempt.in_place or record.begun_at is None):
-        return "it failed within a minute of its start"
-    return None
 
 
 @dataclass(frozen=True)
@@ -142,7 +110,7 @@ def dead_nodes(hosts: Sequence[str]) -> list[str]:
 
 
 def end_step(attempt: Attempt, name: str) -> str | None:
-    """End what is left of the step ``name``; return None after its end, otherwise the obstacle.
+    """AttemptEnd what is left of the step ``name``; return None after its end, otherwise the obstacle.
 
     A rank that survives its srun would keep the GPUs, and Slurm starts no step on them.
     """

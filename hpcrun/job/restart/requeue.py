@@ -130,7 +130,7 @@ def requeue(
             kind, words = "unknown", slurm.refusal_words(shown) or "scontrol cannot run"
         # Without the job's present state, a requeue could kill a newer start of the job.
         if view is not None:
-            settled = _already(attempt, view, asked, patience)
+            settled = already(attempt, view, asked, patience)
             if settled is not None:
                 return settled
             answer = slurm.run(slurm.scontrol_requeue_command(attempt.job))
@@ -160,11 +160,14 @@ def _refused_for_good(
     view = query_job(attempt.job)
     if view is None:
         return "refused"
-    return _already(attempt, view, asked, patience) or "forbidden"
+    return already(attempt, view, asked, patience) or "forbidden"
 
 
-def _already(
-    attempt: Attempt, view: JobView, asked: Callable[[], str | None], patience: float
+def already(
+    attempt: Attempt,
+    view: JobView,
+    asked: Callable[[], str | None],
+    patience: float = WORD_PATIENCE,
 ) -> Requeued | None:
     """Return the reason why a requeue is unnecessary or wrong; None without such a reason."""
     if view.restarts > attempt.restart or view.state == "PENDING":

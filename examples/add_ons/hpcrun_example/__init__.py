@@ -1,0 +1,1 @@
+"""One add-on of each kind, each in a file of its own."""
