@@ -269,7 +269,9 @@ def wait_until(
 
 def carry_out(plan: SubmissionPlan) -> None:
     """Submit the run of ``plan``, unless it is finished; train it here if the executor is ``debug``."""
-    from hpcrun.api.submission.handover import hand_over, run_here
+    from hpcrun.api.submission.handover import submit_run
 
-    if plan.finished is None and hand_over(plan) is None:
+    if plan.finished is None and submit_run(plan) is None:
+        from hpcrun.api.submission.here import run_here
+
         run_here(plan.run)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcrun.api.submission.handover import remove
+from hpcrun.api.submission.undo import remove
 
 
 @pytest.mark.parametrize("taken", [False, True])

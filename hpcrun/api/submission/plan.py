@@ -56,15 +56,6 @@ class SubmissionPlan:
     start: Literal["new", "again", "resume"]
     finished: dict[str, Any] | None = None
 
-    def require_current(self) -> None:
-        """Raise RunError if the run cannot continue, because its files have changed since the plan."""
-        if self.start == "new":
-            return
-        from hpcrun.api.submission import continuing
-
-        again = self.start == "again"
-        (continuing.compare if again else continuing.require_unchanged)(self.run, self.config)
-
     def require_packages(self) -> None:
         """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
         if self.executor != "prepared":

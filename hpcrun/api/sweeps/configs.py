@@ -15,8 +15,6 @@ from hpcrun.config.layers import merge
 from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
-from hpcrun.run.files import with_comment_crc
-from hpcrun.run.trust import digest_of
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "watch.notify")
@@ -35,11 +33,6 @@ class Element:
     config: Config
     text: str
     template: Sequence[str] = ()
-
-    @property
-    def digest(self) -> str:
-        """The digest of the config file of the element's run."""
-        return digest_of(with_comment_crc(self.text).encode())
 
 
 def element_configs(

@@ -115,12 +115,14 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; omit it with --executor debug")
     # A dry run does not come here, and does not import what only a submission needs.
-    from hpcrun.api.submission.handover import hand_over, run_here
+    from hpcrun.api.submission.handover import submit_run
 
-    submitted = hand_over(plan)
+    submitted = submit_run(plan)
     if executor == "prepared":
         return _say_prepared(run, plan.config, arguments.json)
     if submitted is None:
+        from hpcrun.api.submission.here import run_here
+
         return run_here(run)
     if arguments.json:
         print_json({"run": str(run.path), **vars(submitted)})
