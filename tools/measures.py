@@ -40,7 +40,7 @@ ROOMS: dict[str, str] = {
     **{"cli.commands.preflight": "network", "cli.remote": "remote", "cli.ssh": "remote"},
     **dict.fromkeys(("diagnose.collectives", "diagnose.sightings", "diagnose.finding"), "doctor"),
     **dict.fromkeys(("diagnose.progress", "diagnose.state_dict", "cli.commands.doctor"), "doctor"),
-    **dict.fromkeys(("api.sweeps", "cli.sweep", "run.sweep_file"), "sweeps"),
+    **dict.fromkeys(("api.sweeps", "cli.sweep"), "sweeps"),
     **dict.fromkeys(("api.functions", "call"), "functions"),
     **dict.fromkeys(("results", "cli.commands.aggregate", "cli.commands.compare"), "results"),
     **dict.fromkeys(("cli.commands.plot", "cli.commands.report"), "results"),

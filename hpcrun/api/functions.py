@@ -9,23 +9,13 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hpcrun.api.run import Run, refusing
+from hpcrun.api.submission.submitting import FunctionCall
 from hpcrun.config import check_name
 from hpcrun.errors import UserError, one_line
 from hpcrun.run.directory import CALLS, refuse_foreign
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """Calls of one function: default name of the run, hash, words of each rank, and the file of the calls."""
-
-    name: str
-    digest: str
-    command: list[str]
-    files: Mapping[str, bytes]
 
 
 def function_call(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from hpcrun.api.interrupts import wait_for_ends
+from hpcrun.api.cancellation import wait_for_ends
 from hpcrun.api.logs import log_name, require_log
 from hpcrun.api.places import handle
 from hpcrun.api.run_status import row_of

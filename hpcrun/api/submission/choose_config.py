@@ -261,6 +261,12 @@ def _require_name(source: Path, module: str, name: str) -> None:
         raise ValueError(f"{source} defines no {name} (module {module}); {hint}")
 
 
+def require_key(key: object, place: str) -> None:
+    """Raise UserError if ``key`` is no dotted key of the config."""
+    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
+
+
 def require_packages(config: Config) -> None:
     """Raise UserError if a package for ``watch`` is not installed.
 

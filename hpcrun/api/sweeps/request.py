@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.submission.choose_config import require_key
 from hpcrun.api.sweeps.search import Search, read_search
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
 from hpcrun.config.shape import kind_at
@@ -206,12 +207,6 @@ def sweep_request(
             f"{_PYTHON}: has no key; give values, such as {_PYTHON}{{'seed': range(3)}}"
         )
     return SweepRequest(blocks, request.search)
-
-
-def require_key(key: object, place: str) -> None:
-    """Raise UserError if ``key`` is no dotted key of the config."""
-    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
 
 
 def _plain(key: str, value: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcrun.api.interrupts import note_end
+from hpcrun.api.cancellation import note_end
 from hpcrun.api.run import Run
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers
 from hpcrun.api.sweeps.handover import submit_sweep

@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.add_ons import add_on
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
@@ -85,9 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Submit the run, and follow it if requested; return the run's exit code if it was followed."""
     require_one_way(arguments)
     if arguments.sweep or arguments.sweep_file:
-        from hpcrun.cli.sweep import run_sweep
-
-        return run_sweep(arguments)
+        code: int = add_on("sweep on a command line")(arguments)
+        return code
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; omit --follow")
     plan = plan_submission(request_of(arguments))
