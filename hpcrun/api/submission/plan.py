@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hpcrun.api.submission.checks.checklist import check_submission
 from hpcrun.api.submission.checks.concern import Submission
@@ -54,7 +54,7 @@ class SubmissionPlan:
     config: Config
     executor: ExecutorName
     start: Literal["new", "again", "resume"]
-    finished: dict[str, Any] | None = None
+    finished: dict[str, object] | None = None
 
     def require_packages(self) -> None:
         """Raise UserError if a package is missing; not for a prepared run, which may get other packages."""
@@ -79,7 +79,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     assert config.name is not None
     warn_of(config.job.env)
     run = RunDirectory(request.runs / config.name)
-    finished: dict[str, Any] | None = None
+    finished: dict[str, object] | None = None
     saved = False
     # What only an existing run needs is not imported for a new run.
     if any(run.path.parent.glob(f"{config.name}*")):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict
 
 from hpcrun.api.submission.run_directories import sync_file_system
 from hpcrun.api.submission.run_list import RunList, RunToStart
@@ -155,6 +155,13 @@ def send_here(wanted: RunList, runs: Sequence[RunToStart], sent: SentJobs) -> Ca
     return begin
 
 
+class _OfSlurm(TypedDict, total=False):
+    """The fields of `Submitted` that only a job of Slurm has."""
+
+    cluster: str
+    name: str
+
+
 def record(
     wanted: RunList, runs: Sequence[RunToStart], sent: SentJobs, cluster: str | None
 ) -> None:
@@ -167,14 +174,18 @@ def record(
     for one in sent.of_runs:
         job = configs[one.run].job
         # An event without a value lacks its field.
-        known: dict[str, Any] = {"cluster": cluster, "name": one.name}
+        known = _OfSlurm()
+        if cluster:
+            known["cluster"] = cluster
+        if one.name:
+            known["name"] = one.name
         submitted = Submitted(
             time=now,
             attempt=Attempt(one.job.job_id, 0),
             executor=one.job.executor,
             nodes=job.nodes,
             gpus=job.gpus,
-            **{key: value for key, value in known.items() if value},
+            **known,
         )
         Journal(one.run).append(submitted, durable=wanted.alone is not None)
     if wanted.alone is None:

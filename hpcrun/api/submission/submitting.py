@@ -39,7 +39,7 @@ class FunctionCall:
 
 
 @overload
-def submit(config: Callable[..., Any], *arguments: Any, **options: Any) -> "FunctionRun": ...
+def submit(config: Callable[..., object], *arguments: object, **options: Any) -> "FunctionRun": ...
 
 
 @overload
@@ -56,7 +56,7 @@ def submit(
 def submit(
     config: str | os.PathLike[str] | None = None,
     *,
-    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> "Sweep": ...
@@ -64,19 +64,19 @@ def submit(
 
 @refusing
 def submit(
-    config: str | os.PathLike[str] | Callable[..., Any] | None = None,
-    *arguments: Any,
+    config: str | os.PathLike[str] | Callable[..., object] | None = None,
+    *arguments: object,
     task: str | None = None,
     command: "Sequence[str | os.PathLike[str]] | FunctionCall | None" = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     profile: str | None = None,
     snapshot: bool = True,
-    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
     only_new: bool = False,
-    **options: Any,
+    **options: object,
 ) -> "Run | Sweep":
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
@@ -151,7 +151,7 @@ def submit(
     return submitted
 
 
-def _options(given: Mapping[str, Any]) -> Layer:
+def _options(given: Mapping[str, object]) -> Layer:
     """Return the layer of the options with a key of the config; raises TypeError for another name."""
     for name in given.keys() - OPTIONS.keys():
         near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -162,7 +162,7 @@ def _options(given: Mapping[str, Any]) -> Layer:
     )
 
 
-def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: bool) -> Layer:
+def _overrides(values: Mapping[str, object] | None, task: str | None, *, function: bool) -> Layer:
     """Return the layer of ``overrides=`` and ``task=``; ``task=`` takes precedence.
 
     ``function``: exit code 0 means that a function has returned, also after a stop signal.
@@ -170,7 +170,7 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: 
     Raises:
         UserError: ``values`` has no dotted keys.
     """
-    given: dict[str, tuple[Any, str]] = {}
+    given: dict[str, tuple[object, str]] = {}
     if function:
         given["job.zero_after_signal"] = ("finished", f"{_PLACE}=")
     if values is not None and not isinstance(values, Mapping):

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
@@ -29,7 +28,7 @@ class Element:
     ``template``: the command with its placeholders; empty without a placeholder.
     """
 
-    values: dict[str, Any]
+    values: Mapping[str, object]
     config: Config
     text: str
     template: Sequence[str] = ()

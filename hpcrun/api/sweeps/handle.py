@@ -4,11 +4,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcrun.api.cancellation import cancel_all, wait_for_ends
 from hpcrun.api.open_run import run_at
-from hpcrun.api.overview import Overview, sweep_entries
+from hpcrun.api.overview import Overview, TableRow, sweep_entries
 from hpcrun.api.run import Run, refusing, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
 from hpcrun.config import flag_layer
@@ -80,12 +80,12 @@ class Sweep:
         return run_at(entries[name].run)
 
     @property
-    def values(self) -> dict[str, Mapping[str, Any]]:
+    def values(self) -> dict[str, Mapping[str, object]]:
         """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
 
     @refusing
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[TableRow]:
         """Return the facts of each run as :meth:`hpcrun.Run.status` does, and its ``values``.
 
         The scheduler is asked once for all runs. A run that cannot be read has the state ``unreadable``.
@@ -133,7 +133,7 @@ class Sweep:
             raise UserError("\n".join(refused))
 
     @refusing
-    def add(self, values: Mapping[str, Any]) -> Run:
+    def add(self, values: Mapping[str, object]) -> Run:
         """Submit one more run, with the config and the code of the first run, and return it.
 
         A run with these values stays as it is if it is finished, pruned or running; else it continues.

@@ -36,7 +36,9 @@ def submit_several(
     return Sweep(plan.folder)
 
 
-def map_array(function: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Sweep:
+def map_array(
+    function: Callable[..., object], *iterables: Iterable[object], **options: object
+) -> Sweep:
     """Submit a run for each call of ``function``, as ``map(function, *iterables)`` makes them.
 
     On Slurm the runs are a job array. The sweep yields a run for each call, in the order of the calls:
