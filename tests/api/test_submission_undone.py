@@ -45,13 +45,18 @@ def test_a_full_disk_gives_files_their_content_back(tmp_path: Path) -> None:
     old, new = tmp_path / "run.json", tmp_path / "result.json"
     write_atomic(old, "before")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        with pytest.raises(OSError, match="File too large"), put_back_on_failure(old, new):
+
+    def fill() -> None:
+        with put_back_on_failure(old, new):
             write_atomic(old, "after")
             write_atomic(new, "after")
             # From here on no byte can be written, as on a full disk.
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
             write_atomic(tmp_path / "config.yaml", "after")
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            fill()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert old.read_text() == "before"
