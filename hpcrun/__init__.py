@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcrun.api.open_run import open_run as open
     from hpcrun.api.run import Run, wait_any
-    from hpcrun.api.submission.submitting import map_array, submit
+    from hpcrun.api.submission.submitting import submit
     from hpcrun.api.sweeps.handle import Sweep
+    from hpcrun.api.sweeps.submitting import map_array
     from hpcrun.checkpoint.checkpointer import Checkpointer
     from hpcrun.checkpoint.state.tree import named_parameters
     from hpcrun.config import FSDP, AMPConfig, Config, ConfigError
@@ -138,7 +139,7 @@ _HOMES = {
     "get_world_size": "hpcrun.train.parallel.process_group",
     "is_main_process": "hpcrun.train.parallel.process_group",
     "load_results": "hpcrun.results.frames",
-    "map_array": "hpcrun.api.submission.submitting",
+    "map_array": "hpcrun.api.sweeps.submitting",
     "named_parameters": "hpcrun.checkpoint.state.tree",
     "open": "hpcrun.api.open_run:open_run",
     "report": "hpcrun.run.reports",

@@ -43,7 +43,7 @@ ROOMS: dict[str, str] = {
     **{"cli.commands.preflight": "network", "cli.remote": "remote", "cli.ssh": "remote"},
     # The search for a cause is core: the batch step and `status` ask it too (diagnose.brief).
     "cli.commands.doctor": "doctor",
-    **dict.fromkeys(("api.sweeps", "cli.sweep", "run.sweep_file"), "sweeps"),
+    **dict.fromkeys(("api.sweeps", "cli.sweep"), "sweeps"),
     **dict.fromkeys(("api.functions", "call"), "functions"),
     **dict.fromkeys(("results", "cli.commands.aggregate", "cli.commands.compare"), "results"),
     **dict.fromkeys(("cli.commands.plot", "cli.commands.report"), "results"),

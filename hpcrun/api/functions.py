@@ -8,28 +8,18 @@ import hashlib
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypedDict
 
 from hpcrun.api.run import Run, refusing
+from hpcrun.api.submission.submitting import FunctionCall
 from hpcrun.config import check_name
 from hpcrun.errors import UserError, one_line
 from hpcrun.run.directory import CALLS, refuse_foreign
 
 
-@dataclass(frozen=True)
-class FunctionCall:
-    """Calls of one function: default name of the run, hash, words of each rank, and the file of the calls."""
-
-    name: str
-    digest: str
-    command: list[str]
-    files: Mapping[str, bytes]
-
-
 def function_call(
-    function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], number: str = "0"
+    function: Callable[..., object], calls: Iterable[tuple[object, ...]], number: str = "0"
 ) -> FunctionCall:
     """Return the call for each tuple of arguments in ``calls``, for the interpreter of this process.
 
@@ -63,7 +53,7 @@ def function_call(
     return FunctionCall(name, digest, command, {f"{CALLS}/{file}": content})
 
 
-def _hash_of(call: Any) -> str:
+def _hash_of(call: object) -> str:
     """Return the hash of a pickled call, which is equal in each process.
 
     The bytes are not: a set has another order in each process, and cloudpickle gives a class of the program a
@@ -72,8 +62,9 @@ def _hash_of(call: Any) -> str:
     from cloudpickle import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def persistent_id(self, value: Any) -> Any:
-            if type(value) in (set, frozenset):
+        def persistent_id(self, value: object) -> object:
+            # A subclass may have more than its items.
+            if isinstance(value, set | frozenset) and type(value) in (set, frozenset):
                 return type(value).__name__, sorted(map(_hash_of, value))
             if type(value) is str and len(value) == 32:
                 named = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.items()
@@ -90,6 +81,15 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+class _Outcome(TypedDict, total=False):
+    """The file of a rank: the number of ranks, and the pickled value, or the exception with its traceback."""
+
+    ranks: int
+    content: bytes
+    error: str
+    time: float
 
 
 class FunctionRun(Run):
@@ -122,7 +122,7 @@ class FunctionRun(Run):
         raise UserError(f"{self.name}: has no value, because it is {state}: {detail}")
 
     @refusing
-    def _outcomes(self) -> list[Any]:
+    def _outcomes(self) -> list[_Outcome]:
         refuse_foreign(self._directory)  # a pickle runs code
         files = sorted((self.path / CALLS).glob("rank-*.pkl"))
         return [pickle.loads(path.read_bytes()) for path in files]
@@ -137,7 +137,7 @@ def _loaded(name: str, content: bytes) -> Any:
         ) from error
 
 
-def _exception(outcome: Mapping[str, Any]) -> Exception:
+def _exception(outcome: _Outcome) -> Exception:
     """Return the exception of a rank, or a RuntimeError with its text if it cannot be loaded here."""
     try:
         error = pickle.loads(outcome["content"])

@@ -2,7 +2,7 @@
 
 import os
 
-from hpcrun.api.functions import FunctionRun
+from hpcrun.api.add_ons import add_on
 from hpcrun.api.places import runs_folder
 from hpcrun.api.run import Run, refusing
 from hpcrun.run.directory import CALLS, RunDirectory, find
@@ -11,7 +11,8 @@ from hpcrun.run.directory import CALLS, RunDirectory, find
 def run_at(directory: RunDirectory) -> Run:
     """Return the run in ``directory``, as a `FunctionRun` if a Python function runs there."""
     if any((folder / CALLS).is_dir() for folder in (directory.path, directory.path.parent)):
-        return FunctionRun(directory)
+        run: Run = add_on("run of a function")(directory)
+        return run
     return Run(directory)
 
 

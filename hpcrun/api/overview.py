@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from hpcrun.api.file_clock import FileClock
-from hpcrun.api.run_status import BRIEF, row_of
+from hpcrun.api.run_status import BRIEF, RunRow, row_of
 from hpcrun.diagnose.brief import brief_cause
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.goodput import Goodput
@@ -36,7 +36,32 @@ class StatusEntry:
     name: str
     run: RunDirectory
     sweep: str | None = None
-    values: Mapping[str, Any] | None = None
+    values: Mapping[str, object] | None = None
+
+
+class TableRow(RunRow):
+    """The facts of a run in a table of many; ``sweep`` and ``values``: only for a run of a sweep."""
+
+    kind: str
+    sweep: str | None
+    values: dict[str, object] | None
+
+
+class SweepRow(TypedDict):
+    """The facts of a sweep, from those of its ``runs``; ``counts``: runs by state."""
+
+    name: str
+    kind: str
+    state: str
+    says: str
+    runs: int
+    counts: dict[str, int]
+    percent: float | None
+    eta_seconds: float | None
+    restarts: dict[str, int]
+    ettr: float | None
+    executor: str | None
+    directory: str
 
 
 def sweep_entries(folder: Path) -> list[StatusEntry]:
@@ -57,7 +82,7 @@ def sweep_entries(folder: Path) -> list[StatusEntry]:
     ]
 
 
-def folded(name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def folded(name: str, rows: Sequence[RunRow], folder: Path) -> SweepRow:
     """Return one row for the sweep ``name``, from the ``rows`` of its runs."""
     counts = Counter(row["state"] for row in rows)
     restarts: Counter[str] = Counter()
@@ -89,11 +114,14 @@ def counts_in_words(counts: Mapping[str, int]) -> str:
     return f"{number} run{'s' * (number != 1)}: {', '.join(reported)}" if reported else "no runs"
 
 
-def _share(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _share(rows: Sequence[RunRow]) -> float | None:
     """Return the productive share of the time of all runs, from submission to end."""
     known = [row["goodput"] for row in rows if row["goodput"]["ettr"] is not None]
-    productive = sum(parts["productive"] for parts in known)
-    wanted = sum(parts["wall"] - parts["idle"] - parts["unsaved"] for parts in known)
+    productive = sum(parts["productive"] or 0.0 for parts in known)
+    wanted = sum(
+        (parts["wall"] or 0.0) - (parts["idle"] or 0.0) - (parts["unsaved"] or 0.0)
+        for parts in known
+    )
     return round(productive / wanted, 4) if wanted > 0 else None
 
 
@@ -109,11 +137,11 @@ class Overview:
     def __init__(self, entries: Sequence[StatusEntry]) -> None:
         self.entries = entries
         self._events: StateCache | None = None
-        self._diagnoses: dict[tuple[Path, tuple[Any, ...]], str | None] = {}
+        self._diagnoses: dict[tuple[Path, tuple[object, ...]], str | None] = {}
         self._clock = FileClock()
         self.answered = True
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[TableRow]:
         """Return a row for each entry: the facts of ``row_of``, and ``kind``, ``sweep`` and ``values``.
 
         A run that cannot be read has the state ``unreadable``. Afterwards ``answered`` is true if the
@@ -129,7 +157,7 @@ class Overview:
         readable = [entry.run for entry in self.entries if entry.run.path not in errors]
         states = _states(readable, events, errors)
         self.answered = all(state.asked for state in states.values())
-        rows = []
+        rows = list[TableRow]()
         for entry in self.entries:
             run = entry.run
             try:
@@ -186,22 +214,32 @@ def _states(
     return _states(runs[:half], events, errors) | _states(runs[half:], events, errors)
 
 
-def _unreadable(run: RunDirectory, error: OSError) -> dict[str, Any]:
+def _unreadable(run: RunDirectory, error: OSError) -> RunRow:
     reason = f"{error.filename or run.path}: {error.strerror or error}"
     state = RunState("unreadable", reason, False, None, None)
     return {
-        **dict.fromkeys(
-            ("step", "steps", "percent", "committed", "loss", "speed", "eta_seconds", "starts")
-        ),
-        **dict.fromkeys(("job", "executor", "progress_seconds", "diagnosis")),
         "name": run.name,
         "state": state.word,
         "says": f"unreadable: {reason}",
+        "step": None,
+        "steps": None,
+        "percent": None,
+        "committed": None,
+        "loss": None,
+        "speed": None,
+        "eta_seconds": None,
+        "starts": None,
+        "job": None,
+        "executor": None,
         "attempts": 0,
         "restarts": {},
+        "in_place": 0,
+        "progress_seconds": None,
         "age_seconds": 0,
-        "slow": [],
         "goodput": Goodput().as_record(),
         "detail": reason,
+        "slow": [],
+        "replaced": [],
+        "diagnosis": None,
         "directory": str(run.path),
     }

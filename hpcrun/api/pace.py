@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import open_regular
@@ -66,7 +65,7 @@ _LATE, _STALL = 15.0, 60.0
 _GAPS = 3.0
 
 
-def facts(lines: Sequence[dict[str, Any]], total: int | None) -> PaceFacts:
+def facts(lines: Sequence[Mapping[str, object]], total: int | None) -> PaceFacts:
     """Return the facts in ``lines`` of metrics.jsonl, oldest first."""
     if not lines:
         return PaceFacts(total=total)
@@ -103,7 +102,7 @@ def total_steps(run: RunDirectory) -> int | None:
     return int(found[1]) if found else None
 
 
-def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
+def _speed(lines: Sequence[Mapping[str, object]]) -> tuple[str, float] | None:
     for line in reversed(lines):
         for key, value in line.items():
             number = _number(value)
@@ -112,7 +111,7 @@ def _speed(lines: Sequence[dict[str, Any]]) -> tuple[str, float] | None:
     return None
 
 
-def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
+def _seconds_per_step(lines: Sequence[Mapping[str, object]]) -> float | None:
     """Return the pace over the lines of the last attempt, or None if fewer than two lines have one."""
     attempt = _attempt_of(lines[-1])
     points = [point for line in lines if (point := _point(line, attempt))]
@@ -129,7 +128,7 @@ def _seconds_per_step(lines: Sequence[dict[str, Any]]) -> float | None:
     return sum(seconds for seconds, _ in kept) / sum(steps for _, steps in kept)
 
 
-def _longest(lines: Sequence[dict[str, Any]]) -> float | None:
+def _longest(lines: Sequence[Mapping[str, object]]) -> float | None:
     """Return the longest time between two lines of the last attempt; None with fewer than two lines."""
     attempt = _attempt_of(lines[-1])
     times = [
@@ -140,11 +139,11 @@ def _longest(lines: Sequence[dict[str, Any]]) -> float | None:
     return max((later - earlier for earlier, later in pairwise(times)), default=None)
 
 
-def _attempt_of(line: Mapping[str, Any]) -> tuple[Any, Any]:
+def _attempt_of(line: Mapping[str, object]) -> tuple[object, object]:
     return line.get("restart"), line.get("in_place", 0)
 
 
-def _point(line: Mapping[str, Any], attempt: tuple[Any, Any]) -> tuple[int, float] | None:
+def _point(line: Mapping[str, object], attempt: tuple[object, object]) -> tuple[int, float] | None:
     """Return step and time of a line of ``attempt``; None if it lacks one of them."""
     step, when = line.get("step"), _number(line.get("time"))
     if _attempt_of(line) != attempt or not isinstance(step, int) or when is None:
@@ -152,6 +151,7 @@ def _point(line: Mapping[str, Any], attempt: tuple[Any, Any]) -> tuple[int, floa
     return step, when
 
 
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if known and math.isfinite(value) else None
+def _number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) else None

@@ -4,12 +4,12 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from hpcrun.api.interrupts import wait_for_ends
+from hpcrun.api.cancellation import wait_for_ends
 from hpcrun.api.logs import log_name, require_log
 from hpcrun.api.places import handle
-from hpcrun.api.run_status import row_of
+from hpcrun.api.run_status import RunRow, row_of
 from hpcrun.api.submission.choose_config import SubmitRequest
 from hpcrun.api.submission.plan import SubmissionPlan, plan_resume
 from hpcrun.errors import UserError
@@ -46,6 +46,16 @@ def refusing(function: Callable[_P, _T]) -> Callable[_P, _T]:
 _LOOK = 0.5
 
 
+class CheckpointFacts(TypedDict):
+    """A committed checkpoint. ``created``: Unix seconds; ``world_size``: the ranks that wrote it."""
+
+    step: int
+    path: str
+    bytes: int
+    created: float
+    world_size: int
+
+
 class Run:
     """A run directory and the job that runs it.
 
@@ -74,7 +84,7 @@ class Run:
         return str(self.path)
 
     @refusing
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RunRow:
         """Return the facts that ``hpcrun status --json`` prints.
 
         Returns:
@@ -157,7 +167,7 @@ class Run:
         return "".join(f"{logged(line)}\n" for line in (raw.split(b"\n") if raw else ()))
 
     @refusing
-    def checkpoints(self) -> list[dict[str, Any]]:
+    def checkpoints(self) -> list[CheckpointFacts]:
         """Return the committed checkpoints, newest first, without those with a file of a wrong size.
 
         Each is a dict: ``step``, ``path`` (of the folder), ``bytes``, ``created`` (Unix seconds) and
@@ -269,7 +279,9 @@ def wait_until(
 
 def carry_out(plan: SubmissionPlan) -> None:
     """Submit the run of ``plan``, unless it is finished; train it here if the executor is ``debug``."""
-    from hpcrun.api.submission.handover import hand_over, run_here
+    from hpcrun.api.submission.handover import submit_run
 
-    if plan.finished is None and hand_over(plan) is None:
+    if plan.finished is None and submit_run(plan) is None:
+        from hpcrun.api.submission.here import run_here
+
         run_here(plan.run)

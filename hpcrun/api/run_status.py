@@ -2,8 +2,9 @@
 
 import contextlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from hpcrun.api.file_clock import FileClock
 from hpcrun.api.pace import METRICS_READ, PaceFacts, facts, total_steps
@@ -28,6 +29,40 @@ BRIEF = 0.5
 """Seconds of reading logs, for all runs of a table together, if no cause is kept."""
 
 
+class RunRow(TypedDict):
+    """The facts of a run, which `hpcrun status --json` prints.
+
+    ``says``: the state in words. ``step`` of ``steps``; ``committed``: the step of a resume. Times are in
+    seconds; ``starts``: Unix seconds. ``speed``: a value per second, by its unit. ``goodput``: seconds by
+    kind. ``restarts``: by cause. An unknown value is None.
+    """
+
+    name: str
+    state: str
+    says: str
+    step: int | None
+    steps: int | None
+    percent: float | None
+    committed: int | None
+    loss: float | None
+    speed: dict[str, float] | None
+    eta_seconds: float | None
+    starts: float | None
+    job: str | None
+    executor: str | None
+    attempts: int
+    restarts: Mapping[str, int]
+    in_place: int
+    progress_seconds: float | None
+    age_seconds: float
+    goodput: dict[str, float | None]
+    detail: str
+    slow: list[str]
+    replaced: list[str]
+    diagnosis: str | None
+    directory: str
+
+
 def row_of(
     run_directory: RunDirectory,
     state: RunState,
@@ -35,7 +70,7 @@ def row_of(
     *,
     diagnose: bool = True,
     clock: FileClock | None = None,
-) -> dict[str, Any]:
+) -> RunRow:
     """Return the facts about a run in ``state`` as plain data; an unknown value is None.
 
     Args:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tqdm.utils import disp_len
 
-from hpcrun.api.overview import StatusEntry, folded, sweep_entries
+from hpcrun.api.overview import StatusEntry, TableRow, folded, sweep_entries
 from hpcrun.api.state_words import restarts_in_words
 from hpcrun.cli.arguments import find_named
 from hpcrun.cli.output import aligned
@@ -171,10 +171,10 @@ def _entry(run: RunDirectory) -> StatusEntry:
     return StatusEntry(run.name, run, run.path.parent.name if is_element(run) else None)
 
 
-def fold(rows: Sequence[dict[str, Any]], runs_dir: Path) -> list[dict[str, Any]]:
+def fold(rows: Sequence[TableRow], runs_dir: Path) -> list[Row]:
     """Return ``rows`` with one row for each sweep of ``runs_dir``, in the place of its first run."""
     sweeps = {name for name in {row["sweep"] for row in rows} if name and is_sweep(runs_dir / name)}
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[TableRow]] = {}
     for row in rows:
         sweep = row["sweep"] if row["sweep"] in sweeps else None
         groups.setdefault(sweep or f"/{row['name']}", []).append(row)

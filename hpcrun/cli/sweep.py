@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
-from hpcrun.api.sweeps.handover import SubmittedSweep, submit_sweep, sweep_arrays
+from hpcrun.api.submission.sending import jobs_to_send
+from hpcrun.api.sweeps.handover import SubmittedSweep, run_list, submit_sweep
 from hpcrun.api.sweeps.plan import Planned, SweepPlan, plan_sweep
 from hpcrun.api.sweeps.request import SweepRequest, read_axes, read_sweep_file, text_of
 from hpcrun.api.sweeps.search import Search
@@ -82,8 +83,9 @@ def _show(plan: SweepPlan, as_json: bool) -> int:
 
 def _script(plan: SweepPlan, wanted: Sequence[Planned]) -> str:
     """Return the script of the first array that a submission would send."""
-    first = next(iter(sweep_arrays(plan, wanted).values()))
-    request = batch_request(RunDirectory(plan.folder), first.fitted, array=first.tasks)
+    runs = [one.to_start for one in wanted]
+    first = jobs_to_send(run_list(plan, lambda: runs), runs)[0]
+    request = batch_request(RunDirectory(plan.folder), first.config, array=first.array)
     return batch_script(request)
 
 

@@ -191,7 +191,7 @@ def test_a_failed_submission_keeps_the_calls_of_the_run(monkeypatch: pytest.Monk
     def refuses(*_: Any, **__: Any) -> None:
         raise hpcrun.UserError("the scheduler refuses")
 
-    monkeypatch.setattr("hpcrun.api.sweeps.handover.submit_local_sweep", refuses)
+    monkeypatch.setattr("hpcrun.api.submission.sending.submit_local", refuses)
     with pytest.raises(hpcrun.UserError, match="the scheduler refuses"):
         hpcrun.map_array(add, [1], name="many", **LOCAL)
     with pytest.raises(hpcrun.UserError, match="is a run of another config"):

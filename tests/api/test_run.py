@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hpcrun
-from hpcrun.api.submission import handover as debug
+from hpcrun.api.submission import here as debug
 from hpcrun.ranks.signals import end_helpers
 from hpcrun.run import directory
 from hpcrun.run.attempt import Attempt

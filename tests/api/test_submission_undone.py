@@ -1,12 +1,14 @@
-"""The removal of a run directory after an interrupted submission."""
+"""The undo of a submission that fails or is interrupted."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcrun.api.submission.handover import remove
+from hpcrun.api.submission.undo import put_back_on_failure, remove
+from hpcrun.run.files import write_atomic
 
 
 @pytest.mark.parametrize("taken", [False, True])
@@ -37,3 +39,25 @@ def test_a_canceled_job_that_still_writes_frees_the_folder(
     assert written
     assert [path.name for path in tmp_path.iterdir()] == (["run"] if taken else [])
     assert not taken or (folder / "run.json").exists()
+
+
+def test_a_full_disk_gives_files_their_content_back(tmp_path: Path) -> None:
+    old, new = tmp_path / "run.json", tmp_path / "result.json"
+    write_atomic(old, "before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        with put_back_on_failure(old, new):
+            write_atomic(old, "after")
+            write_atomic(new, "after")
+            # From here on no byte can be written, as on a full disk.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+            write_atomic(tmp_path / "config.yaml", "after")
+
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert old.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

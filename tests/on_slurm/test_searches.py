@@ -76,8 +76,11 @@ def test_thirty_trials_survive_preemptions_prunings_and_two_kills(bench: Bench) 
     words = (*search.WORDS[:5], "--executor", "slurm", "--mem", "1G", "--max-parallel", "4")
     words += search.WORDS[7:]
     # Between the question and the submission, and between the submission and its record.
-    for module, name, call in (("study", "submit_sweep", 8), ("handover", "Journal", 9)):
-        killed = [sys.executable, "-c", KILLED, f"hpcrun.api.sweeps.{module}", name, str(call)]
+    for module, name, call in (
+        ("sweeps.study", "submit_sweep", 8),
+        ("submission.sending", "Journal", 9),
+    ):
+        killed = [sys.executable, "-c", KILLED, f"hpcrun.api.{module}", name, str(call)]
         first = bench.slurm.popen([*killed, *words], cwd=bench.folder, env=bench.environ())
         preempt(bench, first)
         shown, errors = first.communicate(timeout=PATIENCE)

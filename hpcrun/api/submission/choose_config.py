@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from hpcrun.api.places import runs_folder
 from hpcrun.config import (
@@ -203,7 +202,7 @@ def quickstart() -> Path:
 
 
 def default_name(
-    file: Path | None, command: list[str], task: Any, command_place: str
+    file: Path | None, command: list[str], task: object, command_place: str
 ) -> tuple[str, str]:
     if file is not None:
         return file.stem, str(file)
@@ -291,6 +290,12 @@ def _require_name(source: Path, module: str, name: str) -> None:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else "name one of its classes"
         raise ValueError(f"{source} defines no {name} (module {module}); {hint}")
+
+
+def require_key(key: object, place: str) -> None:
+    """Raise UserError if ``key`` is no dotted key of the config."""
+    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
+        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
 
 
 def require_packages(config: Config) -> None:

@@ -6,36 +6,17 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hpcrun.api.places import handle
 from hpcrun.api.submission.continuing import shortened
 from hpcrun.printing import say_aside
-from hpcrun.run.directory import RunDirectory, read_record, remove_if_empty
-from hpcrun.run.files import write_hashed
+from hpcrun.run.directory import RunDirectory, remove_if_empty
 from hpcrun.run.snapshot import Snapshot, recorded_snapshot, take_snapshot
-
-
-def keep_code(run: RunDirectory, wanted: bool | None) -> None:
-    """Copy the code of the submission's folder to the run directory, if wanted, and record the copy.
-
-    Args:
-        wanted: None: as in the previous submission.
-
-    Raises:
-        OSError: the code cannot be copied.
-    """
-    facts = read_record(run)
-    if wanted is None:
-        wanted = facts.get("snapshot") is not False
-    facts["snapshot"] = wanted
-    with copied_code(run, facts, wanted) as snapshot:
-        write_hashed(run.record, {**facts, "code": compared(run, snapshot)})
 
 
 @contextmanager
 def copied_code(
-    run: RunDirectory, facts: Mapping[str, Any], wanted: bool | None
+    run: RunDirectory, facts: Mapping[str, object], wanted: bool
 ) -> Iterator[Snapshot | None]:
     """Copy the code to the folder ``run``, if wanted; remove the copy if the block fails.
 
@@ -43,16 +24,16 @@ def copied_code(
         facts: the record of the previous submission; its folder has the code.
     """
     snapshot = None
-    if wanted:
-        snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
-        if words:
-            say_aside(f"hpcrun: {words}")
     try:
+        if wanted:
+            snapshot, words = take_snapshot(run, Path(str(facts.get("folder") or Path.cwd())))
+            if words:
+                say_aside(f"hpcrun: {words}")
         yield snapshot
     except BaseException:
         if snapshot is not None:
             shutil.rmtree(snapshot.root, ignore_errors=True)
-            remove_if_empty([snapshot.root.parent])
+        remove_if_empty([run.code])
         raise
 
 

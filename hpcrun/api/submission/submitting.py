@@ -3,29 +3,43 @@
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from hpcrun.api.functions import FunctionCall, FunctionRun, function_call
+from hpcrun.api.add_ons import add_on
 from hpcrun.api.open_run import run_at
 from hpcrun.api.places import runs_folder
 from hpcrun.api.run import Run, carry_out, refusing
-from hpcrun.api.submission.choose_config import OPTIONS, PYTHON_COMMAND, SubmitRequest
+from hpcrun.api.submission.choose_config import (
+    OPTIONS,
+    PYTHON_COMMAND,
+    SubmitRequest,
+    require_key,
+)
 from hpcrun.api.submission.plan import plan_submission
-from hpcrun.api.sweeps.handle import Sweep
-from hpcrun.api.sweeps.handover import submit_sweep
-from hpcrun.api.sweeps.plan import plan_sweep
-from hpcrun.api.sweeps.request import require_key, sweep_request
-from hpcrun.api.sweeps.study import plan_study, run_study
 from hpcrun.config import Layer, flag_layer
 from hpcrun.errors import UserError
-from hpcrun.printing import say_aside
+
+if TYPE_CHECKING:
+    from hpcrun.api.functions import FunctionRun
+    from hpcrun.api.sweeps.handle import Sweep
 
 _PLACE = "overrides"
 
 
+@dataclass(frozen=True)
+class FunctionCall:
+    """Calls of one function: default name of the run, hash, words of each rank, and the file of the calls."""
+
+    name: str
+    digest: str
+    command: list[str]
+    files: Mapping[str, bytes]
+
+
 @overload
-def submit(config: Callable[..., Any], *arguments: Any, **options: Any) -> FunctionRun: ...
+def submit(config: Callable[..., object], *arguments: object, **options: Any) -> "FunctionRun": ...
 
 
 @overload
@@ -42,28 +56,28 @@ def submit(
 def submit(
     config: str | os.PathLike[str] | None = None,
     *,
-    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     **options: Any,
-) -> Sweep: ...
+) -> "Sweep": ...
 
 
 @refusing
 def submit(
-    config: str | os.PathLike[str] | Callable[..., Any] | None = None,
-    *arguments: Any,
+    config: str | os.PathLike[str] | Callable[..., object] | None = None,
+    *arguments: object,
     task: str | None = None,
     command: "Sequence[str | os.PathLike[str]] | FunctionCall | None" = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     runs_dir: str | os.PathLike[str] | None = None,
     profile: str | None = None,
     snapshot: bool = True,
-    sweep: Mapping[str, Iterable[Any]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     sweep_file: str | os.PathLike[str] | None = None,
     max_parallel: int | None = None,
     only_new: bool = False,
-    **options: Any,
-) -> Run | Sweep:
+    **options: object,
+) -> "Run | Sweep":
     """Start a training, or continue it where it stopped, as ``hpcrun submit --detach`` does.
 
     The call returns after the submission: :meth:`Run.wait` waits for the end. With
@@ -110,7 +124,7 @@ def submit(
         for option, value in (("task", task), ("command", command), ("sweep", sweep)):
             if value is not None:
                 raise UserError(f"{option}=: is not for a function; omit it")
-        command, config = function_call(config, [arguments]), None
+        command, config = add_on("function")(config, [arguments]), None
     elif arguments:
         raise TypeError("submit() takes one positional argument, except after a function")
     call = command if isinstance(command, FunctionCall) else None
@@ -133,49 +147,11 @@ def submit(
         plan = plan_submission(request)
         carry_out(plan)
         return run_at(plan.run)
-    wish = sweep_request(sweep, sweep_file)
-    if wish.search is not None:
-        study, _ = plan_study(request, wish.search)
-        run_study(study, lambda line: say_aside(f"hpcrun: {line}"))
-        return Sweep(study.folder)
-    plan_of_sweep = plan_sweep(request, wish)
-    submit_sweep(plan_of_sweep)
-    return Sweep(plan_of_sweep.folder)
+    submitted: Sweep = add_on("sweep")(request, sweep, sweep_file)
+    return submitted
 
 
-def map_array(function: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Sweep:
-    """Submit a run for each call of ``function``, as ``map(function, *iterables)`` makes them.
-
-    On Slurm the runs are a job array. The sweep yields a run for each call, in the order of the calls:
-    ``[run.result() for run in map_array(train, [1, 2, 3], gpus=1)]``. The same call again submits what is
-    missing or failed.
-
-    Args:
-        function: a function that cloudpickle can pickle.
-        iterables: the values of each positional argument, all with the same length.
-        options: as for :func:`submit`, with ``max_parallel`` and ``only_new``.
-
-    Raises:
-        UserError: the iterables are empty or differ in length; or as :func:`submit`.
-    """
-    try:
-        calls = [*zip(*iterables, strict=True)]
-    except ValueError as error:
-        raise UserError(
-            "map_array: the iterables differ in length; give one value per call"
-        ) from error
-    if not calls:
-        raise UserError("map_array: there are no calls; give at least one value")
-    call = function_call(function, calls, "{index}")
-    if unused := {"task", "command"} & options.keys():
-        raise UserError(f"{min(unused)}=: is not for a function; omit it")
-    options.setdefault("name", f"{call.name}-{call.digest[:6]}")
-    every: Any = {**options, "command": call, "sweep": {"index": range(len(calls))}}
-    found: Sweep = submit(**every)
-    return found
-
-
-def _options(given: Mapping[str, Any]) -> Layer:
+def _options(given: Mapping[str, object]) -> Layer:
     """Return the layer of the options with a key of the config; raises TypeError for another name."""
     for name in given.keys() - OPTIONS.keys():
         near = difflib.get_close_matches(name, OPTIONS, n=1)
@@ -186,7 +162,7 @@ def _options(given: Mapping[str, Any]) -> Layer:
     )
 
 
-def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: bool) -> Layer:
+def _overrides(values: Mapping[str, object] | None, task: str | None, *, function: bool) -> Layer:
     """Return the layer of ``overrides=`` and ``task=``; ``task=`` takes precedence.
 
     ``function``: exit code 0 means that a function has returned, also after a stop signal.
@@ -194,7 +170,7 @@ def _overrides(values: Mapping[str, Any] | None, task: str | None, *, function: 
     Raises:
         UserError: ``values`` has no dotted keys.
     """
-    given: dict[str, tuple[Any, str]] = {}
+    given: dict[str, tuple[object, str]] = {}
     if function:
         given["job.zero_after_signal"] = ("finished", f"{_PLACE}=")
     if values is not None and not isinstance(values, Mapping):

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
@@ -16,7 +15,6 @@ from hpcrun.config.shape import kind_at, known_keys
 from hpcrun.config.site import read_site
 from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError
-from hpcrun.run.files import digest_of, with_comment_crc
 
 # They decide where and how a run is kept, for all elements.
 _NOT_SWEPT = ("name", "command", "job.executor", "watch.notify")
@@ -31,15 +29,10 @@ class Element:
     ``template``: the command with its placeholders; empty without a placeholder.
     """
 
-    values: dict[str, Any]
+    values: Mapping[str, object]
     config: Config
     text: str
     template: Sequence[str] = ()
-
-    @property
-    def digest(self) -> str:
-        """The digest of the config file of the element's run."""
-        return digest_of(with_comment_crc(self.text).encode())
 
 
 def element_configs(

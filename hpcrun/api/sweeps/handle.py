@@ -3,21 +3,20 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpcrun.api.interrupts import wait_for_ends
+from hpcrun.api.cancellation import cancel_all, wait_for_ends
 from hpcrun.api.open_run import run_at
-from hpcrun.api.overview import Overview, sweep_entries
+from hpcrun.api.overview import Overview, TableRow, sweep_entries
 from hpcrun.api.run import Run, refusing, wait_until
 from hpcrun.api.submission.choose_config import PYTHON_COMMAND, SubmitRequest
 from hpcrun.config import flag_layer
 from hpcrun.errors import UserError
-from hpcrun.run.directory import CALLS, RunDirectory, RunError, read_record
+from hpcrun.run.directory import CALLS, RunError, read_record
 from hpcrun.run.snapshot import recorded_snapshot
-from hpcrun.run.sweep_file import is_sweep, read_sweep
-from hpcrun.slurm.launch import jobs, stopping
+from hpcrun.run.sweep_file import is_sweep
+from hpcrun.slurm.launch import jobs
 
 if TYPE_CHECKING:
     from hpcrun.results.frames import Results
@@ -81,12 +80,12 @@ class Sweep:
         return run_at(entries[name].run)
 
     @property
-    def values(self) -> dict[str, Mapping[str, Any]]:
+    def values(self) -> dict[str, Mapping[str, object]]:
         """The swept values of each run: the name of its folder (``000``), and a value for each dotted key."""
         return {entry.run.path.name: entry.values or {} for entry in sweep_entries(self.path)}
 
     @refusing
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[TableRow]:
         """Return the facts of each run as :meth:`hpcrun.Run.status` does, and its ``values``.
 
         The scheduler is asked once for all runs. A run that cannot be read has the state ``unreadable``.
@@ -125,7 +124,7 @@ class Sweep:
             UserError: the scheduler refuses, or a job has not ended after its grace time and a minute. All
                 other jobs are cancelled.
         """
-        found = list(cancel_sweep(self.path, now=now))
+        found = list(cancel_all(self.path, now=now))
         refused = [one.words for one in found if not one.done]
         if wait:
             live = wait_for_ends([one.run for one in found if one.done])
@@ -134,7 +133,7 @@ class Sweep:
             raise UserError("\n".join(refused))
 
     @refusing
-    def add(self, values: Mapping[str, Any]) -> Run:
+    def add(self, values: Mapping[str, object]) -> Run:
         """Submit one more run, with the config and the code of the first run, and return it.
 
         A run with these values stays as it is if it is finished, pruned or running; else it continues.
@@ -183,33 +182,3 @@ class Sweep:
         output = self.path / "results.h5"
         aggregate(RunSource(find_runs([str(self.path)], self.path.parent)), output, processes=0)
         return load_results(output)
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    """The cancellation of one run. ``words``: the action, or the reason why nothing was done."""
-
-    run: RunDirectory
-    done: bool
-    words: str
-
-
-def cancel_sweep(folder: Path, *, now: bool = False) -> Iterator[Cancelled]:
-    """Cancel every run of the sweep in ``folder`` that has a job, and yield the outcome of each.
-
-    Args:
-        now: kill the ranks, without a checkpoint.
-
-    Raises:
-        RunError: ``sweep.json`` is damaged.
-    """
-    sweep = read_sweep(folder)
-    runs = [run for run in (sweep.directories.values() if sweep else ()) if run.exists()]
-    found = [pair for pair in zip(runs, jobs.states(runs), strict=True) if pair[1].live]
-    # Waiting runs first: Slurm would start a waiting run in the place of a cancelled run.
-    for run, _ in sorted(found, key=lambda pair: pair[1].word == "running"):
-        try:
-            yield Cancelled(run, True, (stopping.kill if now else stopping.cancel)(run))
-        except (UserError, OSError) as error:
-            # A run may end between the two calls. The other runs must still be cancelled.
-            yield Cancelled(run, False, str(error))

@@ -14,6 +14,8 @@ from hpcrun.api.submission.choose_config import (
 )
 from hpcrun.api.submission.continuing import compare, finished_result
 from hpcrun.api.submission.plan import check, permitted_executor
+from hpcrun.api.submission.run_list import RunToStart, Start
+from hpcrun.api.submission.sending import job_key
 from hpcrun.api.sweeps.configs import Element, element_configs
 from hpcrun.api.sweeps.request import SweepRequest, canonical, expand
 from hpcrun.api.sweeps.search import JOURNAL
@@ -44,14 +46,20 @@ class Planned:
     word: str
 
     @property
-    def number(self) -> int:
-        """The number of the element."""
-        return int(self.run.path.name)
-
-    @property
     def submitted(self) -> bool:
         """True if the submission starts the element."""
         return self.action in ("new", "again")
+
+    @property
+    def to_start(self) -> RunToStart:
+        """The element as a run of a hand-over."""
+        element = self.element
+        start: Start = "new" if self.action == "new" else "again"
+        facts = {}
+        if element.template:
+            # The config lacks the swept parameters of a command.
+            facts["sweep"] = {"values": element.values, "command": [*element.template]}
+        return RunToStart(self.run, element.config, element.text, start, facts)
 
 
 @dataclass(frozen=True)
@@ -173,8 +181,3 @@ def check_limit(request: SubmitRequest) -> None:
     if number is not None and (type(number) is not int or number < 1):
         place = request.place("max_parallel")
         raise UserError(f"{place}: should be a whole number, 1 or more, not {number!r}")
-
-
-def job_key(config: Config) -> str:
-    """Return a text that is equal for configs with the same job section."""
-    return config.job.model_dump_json()

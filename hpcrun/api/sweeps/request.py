@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.submission.choose_config import require_key
 from hpcrun.api.sweeps.search import Search, read_search
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
 from hpcrun.config.shape import kind_at
@@ -25,7 +26,7 @@ _MAX = 100_000
 class SweepValue:
     """One value of a key: as the config has it, and as the user wrote it (for a command)."""
 
-    value: Any
+    value: object
     text: str
 
 
@@ -53,17 +54,18 @@ class SweepRequest:
         return next((block.place for block in self.blocks if key in block.rows[0]), OPTION)
 
 
-def text_of(value: Any) -> str:
+def text_of(value: object) -> str:
     """Return ``value`` as a word for a command: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def canonical(values: Mapping[str, Any]) -> str:
+def canonical(values: Mapping[str, object]) -> str:
     """Return a text that is equal for equal values: 1 equals 1.0, and the order of keys does not matter."""
 
-    def number(value: Any) -> Any:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return float(value) if whole and abs(value) < 2**53 else value
+    def number(value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
+            return float(value)
+        return value
 
     return json.dumps({key: number(value) for key, value in values.items()}, sort_keys=True)
 
@@ -73,7 +75,7 @@ def refusal(place: str, key: str, text: str) -> ConfigError:
     return ConfigError([Problem(place, key, text)])
 
 
-def row_of(values: Mapping[str, Any]) -> Row:
+def row_of(values: Mapping[str, object]) -> Row:
     """Return the row with ``values``, which no person has written as text."""
     return {key: SweepValue(value, text_of(value)) for key, value in values.items()}
 
@@ -178,7 +180,7 @@ def _range(key: str, shown: str, parts: Sequence[int]) -> range:
 
 
 def sweep_request(
-    axes: Mapping[str, Iterable[Any]] | None, file: str | os.PathLike[str] | None
+    axes: Mapping[str, Iterable[object]] | None, file: str | os.PathLike[str] | None
 ) -> SweepRequest:
     """Return the product of the sweep in ``file`` and of ``axes``: values by dotted key.
 
@@ -208,13 +210,7 @@ def sweep_request(
     return SweepRequest(blocks, request.search)
 
 
-def require_key(key: object, place: str) -> None:
-    """Raise UserError if ``key`` is no dotted key of the config."""
-    if not isinstance(key, str) or not all(part.strip() for part in key.split(".")):
-        raise UserError(f"{place}: {key!r} is not a key; write it as 'section.key'")
-
-
-def _plain(key: str, value: Any) -> Any:
+def _plain(key: str, value: object) -> object:
     """Return a value of Python, pathlib or numpy as the config has it."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -266,7 +262,7 @@ def read_sweep_file(path: Path) -> SweepRequest:
     return SweepRequest(blocks)
 
 
-def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
+def _grid(content: object, part: str, place: Place) -> list[RowBlock]:
     if not isinstance(content, dict):
         words = "should be keys with their values, such as seed: [0, 1, 2]"
         raise refusal(place(part), part, words)
@@ -279,7 +275,7 @@ def _grid(content: Any, part: str, place: Place) -> list[RowBlock]:
     return blocks
 
 
-def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
+def _list(content: object, part: str, place: Place) -> list[RowBlock]:
     if not isinstance(content, list) or not all(isinstance(row, dict) and row for row in content):
         words = "should be a list of runs such as {train.lr: 1e-4, seed: 0}"
         raise refusal(place(part), part, words)
@@ -291,4 +287,4 @@ def _list(content: Any, part: str, place: Place) -> list[RowBlock]:
     return [RowBlock([row_of(row) for row in content], place(part))]
 
 
-_READERS: dict[str, Callable[[Any, str, Place], list[RowBlock]]] = {"grid": _grid, "list": _list}
+_READERS: dict[str, Callable[[object, str, Place], list[RowBlock]]] = {"grid": _grid, "list": _list}

@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from hpcrun.api.interrupts import note_end
+from hpcrun.api.cancellation import note_end
 from hpcrun.api.run import Run
 from hpcrun.api.submission.choose_config import SubmitRequest, config_layers
 from hpcrun.api.sweeps.handover import submit_sweep
@@ -41,6 +41,22 @@ _LOOK = {"slurm": 5.0, "local": 0.5}
 _ENDED = ("finished", "failed", "pruned")
 
 
+class _Counts(TypedDict):
+    counts: dict[str, int]
+    best: str | None
+    left: list[str]
+
+
+class StudyEnd(_Counts, total=False):
+    """The end of a study: the number of trials by state, the best run, and the runs that are ``left``.
+
+    ``value`` of the metric and ``values`` of the keys: only with a best run.
+    """
+
+    value: float | None
+    values: Mapping[str, object]
+
+
 @dataclass(frozen=True)
 class StudyPlan:
     """A checked search that has not begun; ``layers``: the sources of the config, which are read once."""
@@ -50,7 +66,7 @@ class StudyPlan:
     layers: Sequence[Layer]
     folder: Path
 
-    def of_trial(self, number: int, values: Mapping[str, Any]) -> SweepPlan:
+    def of_trial(self, number: int, values: Mapping[str, object]) -> SweepPlan:
         """Return the plan for a trial, with the code of the first run: a search compares values only."""
         sweep = SweepRequest([RowBlock([row_of(values)], self.search.place("search.space"))])
         # The limit of a sweep holds within a submission, and each trial is a submission.
@@ -100,7 +116,7 @@ def plan_study(request: SubmitRequest, search: Search) -> tuple[StudyPlan, Sweep
 
 def run_study(
     plan: StudyPlan, report: Callable[[str], None], progress: Progress = lambda *_: None
-) -> dict[str, Any]:
+) -> StudyEnd:
     """Submit trials, and follow them until the study has all its trials.
 
     Args:
@@ -146,7 +162,7 @@ class _Study:
         self._ending: set[RunDirectory] = set()
         self._asks = True
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> StudyEnd:
         """Run until all trials have ended."""
         self._waiting += map(self._trial, self._in_state("RUNNING"))
         pause, executor = None, "local"
@@ -276,21 +292,21 @@ class _Study:
             self._asks &= now.word != "cancelled"
         self._report(f"{run.name} is {now.word}{detail}")
 
-    def _end(self) -> dict[str, Any]:
+    def _end(self) -> StudyEnd:
         trials = self._study.get_trials(deepcopy=False)
         counts = dict(Counter(trial.state.name.lower() for trial in trials))
-        end: dict[str, Any] = {"counts": counts, "best": None, "left": self._left}
+        end: StudyEnd = {"counts": counts, "best": None, "left": self._left}
         shown = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         self._report(f"{self._plan.folder.name}: {len(trials)} trials: {shown}")
         if "complete" in counts:
             best = self._study.best_trial
             name = self._plan.run_of(best.number).name
-            end |= {"best": name, "value": best.value, "values": best.params}
+            end["best"], end["value"], end["values"] = name, best.value, best.params
             self._report(f"best: {name}: {self._metric}={best.value:.6g} {_shown(best.params)}")
         if self._left:
             self._report(f"the same command continues {', '.join(self._left)}")
         return end
 
 
-def _shown(values: Mapping[str, Any]) -> str:
+def _shown(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={text_of(value)}" for key, value in values.items())

@@ -7,8 +7,7 @@ that has a job; the command that submitted the sweep continues its runs.
 import argparse
 from pathlib import Path
 
-from hpcrun.api.interrupts import wait_for_ends
-from hpcrun.api.sweeps.handle import Cancelled, cancel_sweep
+from hpcrun.api.cancellation import Cancelled, cancel_all, wait_for_ends
 from hpcrun.cli.arguments import add_runs_dir, find_named, runs_dir
 from hpcrun.cli.output import print_end
 from hpcrun.errors import UserError
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes: list[Cancelled] = []
     for folder in dict.fromkeys(folders):
         if is_sweep(folder):
-            found = [*cancel_sweep(folder, now=arguments.now)]
+            found = [*cancel_all(folder, now=arguments.now)]
         else:
             found = [_cancel_run(RunDirectory(folder), arguments.now, only=len(folders) == 1)]
         for one in found:

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 from hpcrun.api.overview import Overview, folded
 from hpcrun.cli.arguments import add_runs_dir, runs_dir
@@ -94,24 +93,25 @@ class _Table:
         states = " or ".join(sorted(self.states or ()))
         return f"{f'no runs are {states}' if states else 'there are no runs'} in {self._folder}"
 
-    def look(self) -> list[dict[str, Any]]:
+    def look(self) -> list[Row]:
         """Return the rows, filtered and folded."""
         self._overview.entries = chosen(self._arguments.runs, self._folder)
-        rows = self._overview.look()
+        found = self._overview.look()
+        rows: list[Row] = [*found]
         self.notes = []
         # One line for each sweep of the listed runs.
         if not self._arguments.runs:
-            rows = fold(rows, self._folder)
+            rows = fold(found, self._folder)
         elif len(rows) > 1:
-            sweeps = dict.fromkeys(row["sweep"] for row in rows if row["sweep"])
+            sweeps = dict.fromkeys(row["sweep"] for row in found if row["sweep"])
             for name in sweeps:
-                of_sweep = [row for row in rows if row["sweep"] == name]
+                of_sweep = [row for row in found if row["sweep"] == name]
                 self.notes.append(f"{name}: {folded(name, of_sweep, self._folder)['says']}")
         if not self._overview.answered:
             self.notes.append(f"hpcrun: {_SILENT}")
         return [row for row in rows if self._fits(row)]
 
-    def _fits(self, row: dict[str, Any]) -> bool:
+    def _fits(self, row: Row) -> bool:
         found = row["counts"] if row["kind"] == "sweep" else (row["state"],)
         return self.states is None or any(state in self.states for state in found)
 

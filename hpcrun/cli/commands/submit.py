@@ -21,6 +21,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hpcrun.api.add_ons import add_on
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
@@ -84,9 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Submit the run, and follow it if requested; return the run's exit code if it was followed."""
     require_one_way(arguments)
     if arguments.sweep or arguments.sweep_file:
-        from hpcrun.cli.sweep import run_sweep
-
-        return run_sweep(arguments)
+        code: int = add_on("sweep on a command line")(arguments)
+        return code
     if arguments.prepare and arguments.follow:
         raise UserError("--prepare submits nothing; omit --follow")
     plan = plan_submission(request_of(arguments))
@@ -114,12 +114,14 @@ def start(plan: SubmissionPlan, arguments: argparse.Namespace) -> int:
     if executor == "debug" and arguments.json:
         raise UserError("--json shows no training; omit it with --executor debug")
     # A dry run does not come here, and does not import what only a submission needs.
-    from hpcrun.api.submission.handover import hand_over, run_here
+    from hpcrun.api.submission.handover import submit_run
 
-    submitted = hand_over(plan)
+    submitted = submit_run(plan)
     if executor == "prepared":
         return _say_prepared(run, plan.config, arguments.json)
     if submitted is None:
+        from hpcrun.api.submission.here import run_here
+
         return run_here(run)
     if arguments.json:
         from hpcrun.cli.output import print_json

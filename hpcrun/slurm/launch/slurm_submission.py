@@ -12,14 +12,15 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import write_atomic
 from hpcrun.slurm.avoided_nodes import NodeRequest, nodes_to_avoid, with_options
-from hpcrun.slurm.launch.batch_script import (
-    ArrayTasks,
-    batch_request,
-    batch_script,
-    submitted_digest,
-)
+from hpcrun.slurm.launch.batch_script import ArrayTasks, batch_request, batch_script
 from hpcrun.slurm.launch.resources import fitted, say
-from hpcrun.slurm.launch.submitted import SubmittedJob, submitit_folder, take_back
+from hpcrun.slurm.launch.submitted import (
+    JobOfRun,
+    SubmittedJob,
+    submitit_folder,
+    unrecorded,
+    withdraw,
+)
 from hpcrun.slurm.notation import expand
 
 if TYPE_CHECKING:
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
 
 
 def submit_slurm(
-    run: RunDirectory, config: Config, array: ArrayTasks | None = None
+    folder: RunDirectory, config: Config, array: ArrayTasks | None = None, digest: str = ""
 ) -> SubmittedJob:
-    """Submit ``run``, or the ``array`` of the sweep in its folder. No event is logged.
+    """Submit the run in ``folder``, or the ``array`` of the runs in it. No event is logged.
 
     Args:
-        config: that of the run, or that of any element fitted to the cluster: the elements of an array have
-            the same ``job`` section.
+        folder: the run directory, or the folder with the run directories of the array.
+        config: that of the run, or of any run of the array, as `fitted_to_slurm` returns it: the runs of an
+            array have the same ``job`` section.
+        array: the tasks of the array; None: one run.
+        digest: the digest of the run's config file.
 
     Raises:
         SubmissionUnanswered: sbatch got no answer, so the job may exist or not.
@@ -42,30 +46,24 @@ def submit_slurm(
     """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    if shutil.which("sbatch") is None:
-        raise LaunchError(
-            "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
-            "--executor local"
-        )
-    # The caller has fitted the elements of a sweep to the cluster.
-    wanted = fitted_to_slurm(config, submits=True) if array is None else config
-    digest = submitted_digest(config) if array is None else ""
-    executor = _executor(run, wanted, bad_nodes(config.job), array, digest)
+    executor = _executor(folder, config, bad_nodes(config.job), array, digest)
     try:
-        return SubmittedJob("slurm", str(executor.submit(str, run.path).job_id))
+        return SubmittedJob("slurm", str(executor.submit(str, folder.path).job_id))
     except (FailedJobError, FailedSubmissionError) as error:
         words = " ".join(str(error).split())
         if "timed out" in words.lower():
             # The request may have arrived: another request could start a second job.
             raise SubmissionUnanswered(
                 f"sbatch got no answer ({words}), so the job may exist or not; check with "
-                f"`squeue --me` before you submit again; the job would use {run.path}"
+                f"`squeue --me` before you submit again; the job would use {folder.path}"
             ) from error
         executor.script.unlink(missing_ok=True)
         raise LaunchError(_refusal(error)) from error
     except OSError as error:
         if executor.accepted is not None:
-            take_back(run, SubmittedJob("slurm", executor.accepted), error)
+            made = JobOfRun(folder, SubmittedJob("slurm", executor.accepted))
+            if not withdraw(folder, "slurm", executor.accepted):
+                raise LaunchError(unrecorded([made], error)) from error
         raise
 
 
@@ -76,8 +74,14 @@ def fitted_to_slurm(config: Config, *, submits: bool = False) -> Config:
         submits: a submission follows, so the controller must answer.
 
     Raises:
-        LaunchError: no node has the requested resources, or the controller does not answer.
+        LaunchError: no node has the requested resources, a program of Slurm is missing, or the controller
+            does not answer.
     """
+    if submits and shutil.which("sbatch") is None:
+        raise LaunchError(
+            "job.executor is slurm, but there is no sbatch on PATH; log in to a submit host, or use "
+            "--executor local"
+        )
     if submits and shutil.which("scontrol") is None:
         raise LaunchError(
             "scontrol is not on PATH, or may not be executed: hpcrun could not requeue the job; add the "

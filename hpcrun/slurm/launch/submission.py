@@ -1,22 +1,17 @@
-"""From a run directory to a job.
+"""The state of a run that has no job.
 
 Rank 0 of a run that a person started by hand records its process in the run's event log. Nothing restarts
 such a run, so its state is that of the process.
 """
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcrun import slurm
-from hpcrun.config import Config
 from hpcrun.printing import say_aside
-from hpcrun.run.attempt import Attempt
 from hpcrun.run.directory import RunDirectory
-from hpcrun.run.journal.events import Cause, Ended, Opened, Submitted
+from hpcrun.run.journal.events import Cause, Ended, Opened
 from hpcrun.run.journal.journal import Journal, Reader, read_state
-from hpcrun.slurm.launch.batch_script import job_name
-from hpcrun.slurm.launch.submitted import ExecutorName, SubmittedJob, take_back
-from hpcrun.slurm.local.submission import submit_local
 
 if TYPE_CHECKING:
     import psutil
@@ -31,41 +26,6 @@ def own_cluster() -> str | None:
             "wrong; ask your site for a newer Slurm"
         )
     return slurm.parse_cluster_name(shown)
-
-
-def submit(run: RunDirectory, config: Config, executor: ExecutorName) -> SubmittedJob:
-    """Start a job for ``run`` and log it.
-
-    Raises:
-        LaunchError: the scheduler refused; the text has its message.
-        OSError: the run directory cannot be written; no job remains.
-    """
-    facts: dict[str, Any] = {}
-    if executor == "slurm":
-        from hpcrun.slurm.launch.slurm_submission import submit_slurm
-
-        # Query the cluster's name first: the event must follow the submission without a pause.
-        if (cluster := own_cluster()) is not None:
-            facts["cluster"] = cluster
-        handed, begin = submit_slurm(run, config), None
-        facts["name"] = job_name(run, config.job)
-    else:
-        handed, begin = submit_local(run, config)
-    try:
-        submitted = Submitted(
-            attempt=Attempt(handed.job_id, 0),
-            executor=handed.executor,
-            nodes=config.job.nodes,
-            gpus=config.job.gpus,
-            **facts,
-        )
-        Journal(run).append(submitted)
-    except OSError as error:
-        take_back(run, handed, error)
-        raise
-    if begin is not None:
-        begin()
-    return handed
 
 
 # The clocks of a process's start and of the event log may differ by this many seconds.

@@ -1,8 +1,10 @@
 """A job that a scheduler has accepted, and its end before anything knows of it."""
 
 import contextlib
+import shlex
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,27 @@ class SubmittedJob:
 
     executor: ExecutorName
     job_id: str
+
+
+@dataclass(frozen=True)
+class JobOfRun:
+    """The job of one run, or the task of an array. ``name``: its name in Slurm."""
+
+    run: RunDirectory
+    job: SubmittedJob
+    name: str | None = None
+
+    @property
+    def whole(self) -> SubmittedJob:
+        """The job; the tasks of an array count as one job."""
+        return replace(self.job, job_id=self.job.job_id.partition("_")[0])
+
+    @property
+    def command_to_end(self) -> str:
+        """The command with which a person ends the job, which hpcrun may not know."""
+        if self.job.executor == "slurm":
+            return f"scancel {self.whole.job_id}"
+        return f"hpcrun cancel {shlex.quote(str(self.run.path))}"
 
 
 def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
@@ -43,17 +66,13 @@ def withdraw(run: RunDirectory, executor: str, job: str) -> bool:
     return True
 
 
-def take_back(run: RunDirectory, handed: SubmittedJob, error: OSError) -> None:
-    """End a job that could not be recorded in the event log; hpcrun could neither find nor stop it later.
-
-    Raises:
-        LaunchError: the job cannot be ended.
-    """
-    if not withdraw(run, handed.executor, handed.job_id):
-        raise LaunchError(
-            f"job {handed.job_id} is submitted, but {run.path} cannot be written ({error.strerror}); "
-            f"end it with `scancel {handed.job_id}`"
-        ) from error
+def unrecorded(left: Sequence[JobOfRun], error: OSError) -> str:
+    """Return a line for each job that cannot be ended, and that hpcrun could not find later."""
+    return "\n".join(
+        f"job {one.whole.job_id} is submitted, but {one.run.path} cannot be written ({error.strerror}); "
+        f"end it with `{one.command_to_end}`"
+        for one in left
+    )
 
 
 def submitit_folder(run: RunDirectory) -> Path:

@@ -1,4 +1,4 @@
-"""The submission of a run, or of the elements of a sweep, to this machine."""
+"""The submission of runs to this machine."""
 
 import os
 import subprocess
@@ -14,25 +14,38 @@ from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import digest_of, make_numbered_folder, write_json
 from hpcrun.run.trust import own_config
-from hpcrun.slurm.launch.submitted import SubmittedJob
 from hpcrun.slurm.local import job_files
 from hpcrun.slurm.local.job_files import JobRequest, QueueLimits
 from hpcrun.slurm.local.tasks import local_container, local_devices, visible_devices, worker
 
 
-def submit_local(run: RunDirectory, config: Config) -> tuple[SubmittedJob, Callable[[], None]]:
-    """Give the job of ``run`` to this machine.
+def submit_local(
+    runs: Sequence[tuple[RunDirectory, Config]], queue: Path | None, at_once: int | None = None
+) -> tuple[list[str], Callable[[], None]]:
+    """Give the jobs of ``runs`` to this machine.
+
+    Args:
+        runs: the runs with their configs.
+        queue: the folder of the queue that starts the jobs; None: there is one job, and it starts at once.
+        at_once: jobs of the queue at the same time; None: as many as this machine can serve.
 
     Returns:
-        The job, and the function that lets it begin, for the time when the job is recorded. If this process
-        ends before, the job is cancelled.
+        The id of each job, and the function that lets the jobs begin, for the time when they are recorded. If
+        this process ends before, the jobs are cancelled.
 
     Raises:
-        LaunchError: the machine has fewer GPUs than the job asks for, or the controller does not start.
+        LaunchError: the machine has fewer GPUs than a job asks for, or the process of the jobs does not
+            start.
         OSError: the disk refuses.
     """
-    request = local_request(run, config)
-    return SubmittedJob("local", request.job_id), start_job(request)
+    requests = [local_request(run, config) for run, config in runs]
+    ids = [request.job_id for request in requests]
+    if queue is None:
+        (only,) = requests
+        return ids, start_job(only)
+    devices = visible_devices() if any(request.devices for request in requests) else []
+    limits = QueueLimits(at_once or _sane_limit(requests), devices)
+    return ids, start_queue(queue, requests, limits)
 
 
 def local_request(run: RunDirectory, config: Config) -> JobRequest:
@@ -63,26 +76,6 @@ def local_request(run: RunDirectory, config: Config) -> JobRequest:
         after=[*own, "finalize", str(run.path)],
         submitted=digest_of(own_config(run)),
     )
-
-
-def submit_local_sweep(
-    folder: Path,
-    runs: Sequence[tuple[RunDirectory, Config]],
-    at_once: int | None,
-) -> tuple[list[str], Callable[[], None]]:
-    """Give the elements of a sweep to this machine, ``at_once`` at a time.
-
-    Returns:
-        The id of each job, and the function that lets the jobs begin, as of :func:`submit_local`.
-
-    Raises:
-        LaunchError: the process of the queue does not start.
-        OSError: the disk refuses.
-    """
-    requests = [local_request(run, config) for run, config in runs]
-    devices = visible_devices() if any(request.devices for request in requests) else []
-    limits = QueueLimits(at_once or _sane_limit(requests), devices)
-    return [request.job_id for request in requests], start_queue(folder, requests, limits)
 
 
 def _sane_limit(requests: Sequence[JobRequest]) -> int:

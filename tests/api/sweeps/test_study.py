@@ -94,7 +94,8 @@ def began(folder: Path) -> list[str]:
 
 def killed_at(folder: Path, module: str, name: str, call: int) -> None:
     """Run the search, and kill it at a call of a function."""
-    package = "hpcrun.slurm.launch" if module == "stopping" else "hpcrun.api.sweeps"
+    packages = {"stopping": "hpcrun.slurm.launch", "sending": "hpcrun.api.submission"}
+    package = packages.get(module, "hpcrun.api.sweeps")
     words = [sys.executable, "-c", KILLED, f"{package}.{module}", name, str(call), *WORDS]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -126,8 +127,8 @@ def test_a_killed_search_has_each_trial_once(
     # prune has reached the job; before Optuna knows an end.
     killed_at(tmp_path, "study", "submit_sweep", 1)
     assert [trial.state.name for trial in trials(tmp_path)[:2]] == ["RUNNING", "WAITING"]
-    killed_at(tmp_path, "handover", "submit_local_sweep", 1)
-    killed_at(tmp_path, "handover", "Journal", 1)
+    killed_at(tmp_path, "sending", "submit_local", 1)
+    killed_at(tmp_path, "sending", "Journal", 1)
     killed_at(tmp_path, "study", "pauses", 2)
     killed_at(tmp_path, "study", "Journal", 1)
     killed_at(tmp_path, "stopping", "cancel", 1)

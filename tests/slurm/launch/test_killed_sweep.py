@@ -44,7 +44,7 @@ for job in ${jobs//,/ }; do
     for task in 0 1 2 3; do echo "${job}_$task|PENDING||N/A,N/A|1:00|Priority|s"; done
 done
 """
-HANDOVER = "hpcrun.api.sweeps.handover"
+SUBMISSION = "hpcrun.api.submission"
 SHAPE = ("--name", "s", "--nodes", "1", "--cpu", "--no-snapshot")
 ELEMENT = 'import sys; open("ran", "a").write(sys.argv[1] + "\\n")'
 AXES = ("--sweep", "seed=0:4", "--", sys.executable, "-c", ELEMENT, "{seed}")
@@ -146,7 +146,7 @@ def test_a_kill_before_sbatch_leaves_everything_to_the_same_line(
         submit_killed_by_sbatch(tmp_path)
     else:
         name = {"folder": "sync_directory", "record": "hashed_json"}[module]
-        submit_killed(tmp_path, "slurm", "hpcrun.api.sweeps.elements", name)
+        submit_killed(tmp_path, "slurm", f"{SUBMISSION}.run_directories", name)
     assert submissions(slurm) == 0
     assert shown(tmp_path) == [("new", None)] * 4
     assert "4 runs submitted" in hpcrun(tmp_path, *LINE)
@@ -155,17 +155,17 @@ def test_a_kill_before_sbatch_leaves_everything_to_the_same_line(
 
 
 @pytest.mark.parametrize(
-    ("name", "call"),
+    ("module", "name", "call"),
     [
-        ("Journal", 3),
-        pytest.param("_record", 1, marks=pytest.mark.slow),
-        pytest.param("sync_file_system", 1, marks=pytest.mark.slow),
+        ("sending", "Journal", 3),
+        pytest.param("handover", "record", 1, marks=pytest.mark.slow),
+        pytest.param("sending", "sync_file_system", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_local_sweep_whose_submission_was_killed_begins_no_run(
-    tmp_path: Path, name: str, call: int
+    tmp_path: Path, module: str, name: str, call: int
 ) -> None:
-    submit_killed(tmp_path, "local", HANDOVER, name, call)
+    submit_killed(tmp_path, "local", f"{SUBMISSION}.{module}", name, call)
     folder = tmp_path / "runs" / "s"
     # The queue notices that the submission has ended.
     jobs.wait_for(lambda: {state for state, _ in shown(tmp_path)} <= {"new", "cancelled"})
