@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import ValidationError
 
-from hpcrun.config.schema import Config
+from hpcrun.config.config import Config
 
 # Sections about the place of the run, its saves and its logs; they do not change the computation.
 _NOT_RECORDED = frozenset({"name", "job", "restarts", "watch"})

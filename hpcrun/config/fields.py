@@ -342,7 +342,8 @@ class Section(BaseModel):
         pydantic.ValidationError: a key is unknown, or a value is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Only a section that is used alone needs a validator of its own.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TaskSection(Section):

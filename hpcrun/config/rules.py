@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcrun.config.config import Config
 from hpcrun.config.fields import node_limits
-from hpcrun.config.layers import Layer
 from hpcrun.config.problems import ConfigError, Problem, unknown, words
-from hpcrun.config.schema import Config
-from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.reader import Layer
+from hpcrun.config.schema import kind_at, known_keys
 
 SECTIONS = ("forbid", "require")
 """The sections of a site's file with rules."""

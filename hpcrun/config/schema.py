@@ -2,12 +2,24 @@
 
 The sections are immutable. An unknown key is an error, because an ignored typing error can cost a night of
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
+
+The kind of the value at each key is in the schema too, because the reader needs it: `time: 1:30:00`,
+`NCCL_VERSION: 2.10` and `account: 0123` are text in a config, which a YAML reader without the schema would
+convert to numbers.
 """
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from hpcrun.config.fields import (
@@ -319,12 +331,8 @@ class Checkpoint(Section):
     )
 
 
-class Config(Section):
-    """The whole configuration of a run; immutable.
-
-    ``hpcrun.config.resolve`` makes it from files and reports every problem. The constructor raises
-    ``pydantic.ValidationError`` for an unknown key or a wrong value.
-    """
+class Keys(Section):
+    """All keys of a config, without the functions that read one: see :class:`hpcrun.config.Config`."""
 
     name: Annotated[RunName | None, SubmitOption("NAME")] = Field(
         default=None, description="Name of the run and its directory; null: the config file's stem."
@@ -362,29 +370,6 @@ class Config(Section):
         description="Where to log metrics in addition to metrics.jsonl.",
     )
 
-    @classmethod
-    def from_file(cls, path: str | Path, *overrides: str) -> "Config":
-        """Read a YAML or JSON file, as ``hpcrun submit -c PATH`` does.
-
-        Args:
-            path: a file whose name ends in ``.yaml``, ``.yml`` or ``.json``.
-            overrides: changes such as ``"train.lr=1e-3"``; a later override replaces an earlier one.
-
-        Raises:
-            ConfigError: the file cannot be read, or a key or a value is wrong. The text has a line for each
-                problem.
-        """
-        # Both modules need this class.
-        from hpcrun.config.layers import file_layer, override_layer
-        from hpcrun.config.resolve import resolve
-
-        return resolve([file_layer(path), override_layer(overrides)])
-
-    @property
-    def warn_signal(self) -> str:
-        """Name of the signal that asks the ranks to stop, such as USR2; a task always gets USR2."""
-        return self.job.warn_signal if self.command else "USR2"
-
 
 def submit_options(model: type[Section] = Job) -> dict[str, tuple[SubmitOption, str]]:
     """Return the keys of ``model`` that are options of a submission, each with its description."""
@@ -394,3 +379,65 @@ def submit_options(model: type[Section] = Job) -> dict[str, tuple[SubmitOption, 
         for mark in field.metadata
         if isinstance(mark, SubmitOption)
     }
+
+
+Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
+
+
+def kind_at(path: Sequence[str]) -> Kind:
+    """Return the kind of value at a path of keys; `unknown` if the schema has no such key."""
+    annotation: Any = Keys
+    for step in path:
+        annotation = _below(annotation, step)
+        if annotation is None:
+            return "unknown"
+    return _kind(annotation)
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a model, each section before its keys, in the schema's order."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}.{name}" if prefix else name
+        yield key
+        annotation = _plain(field.annotation)
+        if _kind(annotation) == "section":
+            yield from known_keys(annotation, key)
+
+
+def _below(annotation: Any, step: str) -> Any:
+    kind = _kind(annotation)
+    if kind == "section":
+        field = annotation.model_fields.get(step)
+        return None if field is None else _plain(field.annotation)
+    if kind == "list":
+        return _plain(get_args(annotation)[0])
+    if kind == "mapping":
+        return _plain(get_args(annotation)[1])
+    return None
+
+
+def _kind(annotation: Any) -> Kind:
+    origin = get_origin(annotation)
+    if origin in (list, tuple):
+        return "list"
+    if origin is dict:
+        return "mapping"
+    if annotation is str or (origin is Literal and True not in get_args(annotation)):
+        return "text"
+    if hasattr(annotation, "model_fields"):  # a section, or a model of a task
+        return "section"
+    return "other"
+
+
+def _plain(annotation: Any) -> Any:
+    """Return an annotation without `Annotated`, and without the `None` of an optional value."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, types.UnionType):
+            kept = [part for part in get_args(annotation) if part is not type(None)]
+            if len(kept) != 1:
+                return annotation
+            annotation = kept[0]
+        else:
+            return annotation

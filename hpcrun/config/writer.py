@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
+from hpcrun.config.config import Config
 from hpcrun.config.problems import MASK
 from hpcrun.config.reader import SCALARS
-from hpcrun.config.schema import Config
 
 
 class _Dumper(yaml.SafeDumper):

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from hpcrun.config.layers import file_layer
 from hpcrun.config.problems import ConfigError, Problem, nearest, words
+from hpcrun.config.reader import file_layer
 from hpcrun.errors import ClusterError
 from hpcrun.run.files import write_atomic
 

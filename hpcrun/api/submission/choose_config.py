@@ -42,7 +42,7 @@ _INTERPRETER = re.compile(
 _SCRIPTS = frozenset(
     {".R", ".bash", ".jl", ".job", ".js", ".lua", ".m", ".pl", ".r", ".rb", ".sbatch", ".slurm"}
 )
-OF_NCCL = re.compile(r"R?NCCL_|OFI_NCCL_|TORCH_|GLOO_|FI_")
+OF_NCCL = re.compile(r"[NR]CCL_|OFI_NCCL_|TORCH_|GLOO_|FI_")
 """Begin of every name that `hpcrun nccl lint` may look at; its rules are read only for such a name."""
 PYTHON_COMMAND = "command="
 """The place of a command from Python."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hpcrun.cli.arguments import require_subcommand
 from hpcrun.config import Config
-from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.schema import kind_at, known_keys
 from hpcrun.printing import say
 
 _SHELLS = ("bash", "zsh")

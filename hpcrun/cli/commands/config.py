@@ -15,7 +15,7 @@ from hpcrun.api.submission.choose_config import choose_config, config_layers
 from hpcrun.cli.arguments import request_of, require_subcommand
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.config import Layer, json_schema, masked_values, to_yaml
-from hpcrun.config.layers import merge
+from hpcrun.config.config import merge
 from hpcrun.printing import say
 
 _WAYS = ("show", "where", "schema")

@@ -1,73 +1,202 @@
-"""Sources of config values: files, overrides and flags. A later layer overrides an earlier layer.
+"""The config of a run: layers of values, resolved into a checked config or a line for each problem.
 
-Every layer stores the place of each key, so that a late problem is still reported with the line to correct.
-
-The files of a site and a profile are the lowest layers, below config files and flags: see ``site.py``.
+A later layer overrides an earlier layer. The files of a site and a profile are the lowest layers, below
+config files and flags: see ``site.py``.
 """
 
 from __future__ import annotations
 
-import difflib
-import os
-import stat
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hpcrun.config.fields import TYPED_GPUS
+from pydantic import BaseModel, ValidationError
+
+from hpcrun.config.conflicts import contradictions, idle_keys
+from hpcrun.config.fields import TYPED_GPUS, Section
 from hpcrun.config.problems import (
     MASK,
+    MOST_SHOWN,
+    UNKNOWN,
     ConfigError,
     Problem,
     is_secret,
-    printable,
+    key_of,
+    unknown,
     value_text,
+    words,
 )
-from hpcrun.config.reader import DEEPEST, TOO_DEEP, read_json, read_yaml
-from hpcrun.config.shape import kind_at
+from hpcrun.config.reader import DEEPEST, TOO_DEEP, Layer, file_layer, read_yaml, refuse
+from hpcrun.config.schema import Keys, kind_at, known_keys
+from hpcrun.config.training import DataOptions, ModelOptions
 
 COMMAND_LINE = "command line"
 DEFAULTS = "defaults"
-_SUFFIXES = (".yaml", ".yml", ".json")
-_MOST_BYTES = 1 << 20  # a checkpoint given as config by mistake would take minutes to parse
+_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+)")
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Values of a source: a file, the command line or a profile.
+class Config(Keys):
+    """The whole configuration of a run; immutable.
 
-    Attributes:
-        values: the values, nested by section.
-        where: the place of each dotted key, such as ``gpt.yaml:12``.
+    ``hpcrun.config.resolve`` makes it from files and reports every problem. The constructor raises
+    ``pydantic.ValidationError`` for an unknown key or a wrong value.
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
-    where: Mapping[str, str] = field(default_factory=dict)
+    @classmethod
+    def from_file(cls, path: str | Path, *overrides: str) -> Config:
+        """Read a YAML or JSON file, as ``hpcrun submit -c PATH`` does.
+
+        Args:
+            path: a file whose name ends in ``.yaml``, ``.yml`` or ``.json``.
+            overrides: changes such as ``"train.lr=1e-3"``; a later override replaces an earlier one.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key or a value is wrong. The text has a line for each
+                problem.
+        """
+        return resolve([file_layer(path), override_layer(overrides)])
+
+    @property
+    def warn_signal(self) -> str:
+        """Name of the signal that asks the ranks to stop, such as USR2; a task always gets USR2."""
+        return self.job.warn_signal if self.command else "USR2"
 
 
-def file_layer(path: str | Path, name: str | None = None, content: bytes | None = None) -> Layer:
-    """Read the YAML or JSON file ``path``; an empty file is an empty layer.
-
-    The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
-    ``name``: its name in messages, if not its path. ``content``: its bytes, if the caller has read it.
+def resolve(layers: Iterable[Layer]) -> Config:
+    """Merge ``layers`` into a checked config; a later layer replaces values of an earlier layer.
 
     Raises:
-        ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
-            contains anything but keys and values.
+        ConfigError: a key is unknown, a value is wrong, or keys contradict each other. The text has a line
+            for each problem, in the order of the layers and of the lines in a file.
     """
-    path = Path(path)
-    shown = name or _shown(path)
-    if path.suffix.lower() not in _SUFFIXES:
-        _refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
-    text = _text(_read(path, shown) if content is None else content, shown)
-    read = read_json if path.suffix.lower() == ".json" else read_yaml
-    values, where = read(text, lambda line: f"{shown}:{line}")
-    if values is None:
-        values = {}
-    if not isinstance(values, dict):
-        _refuse(f"{shown}:1", "a config should be keys and values, such as `seed: 1`")
-    return Layer(values, where)
+    merged = merge(layers)
+    try:
+        config = Config.model_validate(merged.values)
+    except ValidationError as error:
+        known, errors = list(known_keys(Config)), error.errors()
+        # The search for a similar key takes milliseconds for each key.
+        given = [(_first_given([key_of(it)], merged.where), it) for it in errors]
+        given.sort(key=_in_order(merged.where))
+        shown = [(place, *words(it, known)) for place, it in given[:MOST_SHOWN]]
+        more = len(given) - len(shown)
+    else:
+        found = list(contradictions(config))
+        if not found:
+            return config
+        of_keys = [(_first_given(keys, merged.where), (keys[0], text)) for keys, text in found]
+        of_keys.sort(key=_in_order(merged.where))
+        shown, more = [(place, *one) for place, one in of_keys], 0
+    raise ConfigError(
+        [Problem(merged.where.get(key, DEFAULTS), *rest) for key, *rest in shown], more
+    )
+
+
+def _first_given(keys: Sequence[str], where: Mapping[str, str]) -> str:
+    """Return the first given key, or else the section of one, for the place in a message; or ""."""
+    exact = (key for key in keys if key in where)
+    around = filter(None, (given_key(key, where) for key in keys))
+    return next(exact, None) or next(around, "")
+
+
+def _in_order(where: Mapping[str, str]) -> Callable[[tuple[str, Any]], int]:
+    order = {key: number for number, key in enumerate(where)}
+    return lambda found: order.get(found[0], len(order))
+
+
+def idle_lines(config: Config, layers: Iterable[Layer]) -> list[str]:
+    """Return a line for each key of ``layers`` that another key makes ineffective in ``config``."""
+    where = merge(layers).where
+    return [str(Problem(where[key], key, text)) for key, text in idle_keys(config, where)]
+
+
+def load_resolved(path: str | Path, content: bytes | None = None) -> Config:
+    """Read a resolved config: the file ``path`` of a run directory.
+
+    Args:
+        content: the bytes of the file, if the caller has read it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a valid config.
+    """
+    try:
+        return resolve([file_layer(path, content=content)])
+    except ConfigError as error:
+        raise ConfigError(map(_of_another_version, error.problems), error.more) from None
+
+
+def _of_another_version(problem: Problem) -> Problem:
+    if not problem.text.startswith(UNKNOWN):
+        return problem
+    remedy = "if another version of hpcrun wrote the file, continue the run with that version"
+    return replace(problem, text=f"{problem.text}; {remedy}")
+
+
+def with_task_options(
+    config: Config,
+    options: tuple[type[BaseModel], type[BaseModel]],
+    where: Callable[[str], str],
+) -> Config:
+    """Return ``config`` with the sections ``model`` and ``data`` checked and completed by a task's models.
+
+    Args:
+        config: a resolved config.
+        options: the models of the two sections.
+        where: the function of :func:`locate`.
+
+    Raises:
+        ConfigError: the problems of both sections.
+    """
+    sections: tuple[ModelOptions, DataOptions] = (config.model, config.data)
+    problems: list[Problem] = []
+    more = 0
+    update: dict[str, Section] = {}
+    for name, model, section in zip(("model", "data"), options, sections, strict=True):
+        found, further, checked = _check(model, section.own, name, where)
+        problems += found
+        more += further
+        # The keys of hpcrun come last: a task cannot give them another default.
+        # All values are checked by now: a second check would build validators for it.
+        update[name] = type(section).model_construct(
+            **checked | section.model_dump(exclude=set(section.own))
+        )
+    if problems:
+        raise ConfigError(sorted(problems, key=_line_order), more)
+    return config.model_copy(update=update)
+
+
+def _check(
+    model: type[BaseModel],
+    values: Mapping[str, Any],
+    prefix: str,
+    where: Callable[[str], str],
+) -> tuple[list[Problem], int, dict[str, Any]]:
+    """Return the first problems, the number of further problems, and the checked values."""
+    more = 0
+    known = list(dict.fromkeys([*known_keys(model, prefix), *known_keys(Config)]))
+    found: list[tuple[str, str]] = []
+    checked: dict[str, Any] = {}
+    if model.model_config.get("extra", "ignore") == "ignore":
+        fields = model.model_fields.items()
+        names = {name for field, info in fields for name in (field, getattr(info, "alias", field))}
+        extra = [f"{prefix}.{key}" for key in values if key not in names]
+        found += [(key, unknown(key, known)) for key in extra[:MOST_SHOWN]]
+        more += max(0, len(extra) - MOST_SHOWN)
+    try:
+        checked = model.model_validate(dict(values)).model_dump(mode="json")
+    except ValidationError as error:
+        errors = error.errors()
+        more += max(0, len(errors) - MOST_SHOWN)
+        for details in errors[:MOST_SHOWN]:
+            details["loc"] = (prefix, *details["loc"])
+            found.append(words(details, known))
+    return [Problem(where(key), key, text) for key, text in found], more, checked
+
+
+def _line_order(problem: Problem) -> tuple[str, int]:
+    match = _LINE.fullmatch(problem.place)
+    return (match["file"], int(match["line"])) if match else (problem.place, 0)
 
 
 def override_layer(overrides: Sequence[str], place: str = COMMAND_LINE) -> Layer:
@@ -103,7 +232,7 @@ def _refuse_blanks(words: Sequence[str], place: str) -> None:
         key, value = key or before, value or after
         if (word.startswith("=") and before and value) or (word.endswith("=") and key and after):
             shown = "VALUE" if is_secret(key) else value
-            _refuse(place, "remove the blanks around =", f"{key}={shown}")
+            refuse(place, "remove the blanks around =", f"{key}={shown}")
 
 
 def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:
@@ -143,7 +272,7 @@ def _with_gpu_type(layer: Layer) -> Layer:
     where = dict(layer.where)
     if found["type"] is not None:
         if job.get("gpu_type") not in (None, found["type"]):
-            _refuse(place, f"{gpus} contradicts job.gpu_type={job['gpu_type']}", "job.gpus")
+            refuse(place, f"{gpus} contradicts job.gpu_type={job['gpu_type']}", "job.gpus")
         changed["gpu_type"] = found["type"]
         where["job.gpu_type"] = place
     return Layer({**layer.values, "job": {**job, **changed}}, where)
@@ -181,7 +310,7 @@ def _merge(
     path: tuple[str, ...],
 ) -> None:
     if len(path) > DEEPEST:
-        _refuse(places.get(".".join(path), DEFAULTS), TOO_DEEP, ".".join(path))
+        refuse(places.get(".".join(path), DEFAULTS), TOO_DEEP, ".".join(path))
     for key, value in added.items():
         below = (*path, key)
         dotted = ".".join(below)
@@ -193,7 +322,7 @@ def _merge(
                 if kind == "section" and key in values:
                     # Otherwise the section's flag replaces the value without a word.
                     shown = MASK if is_secret(dotted) else value_text(old)
-                    _refuse(
+                    refuse(
                         where.get(dotted, DEFAULTS),
                         f"should be keys and values, not {shown}",
                         dotted,
@@ -244,11 +373,11 @@ def _override(override: str, place: str) -> Layer:
         example = "job.env.NAME" if is_secret(dotted) else dotted or "seed"
         # Without =, the key may have the value in it.
         shown = "job.env" if dotted.startswith("job.env.") else key
-        _refuse(place, f"write an override as KEY=VALUE, such as {example}=1", shown)
+        refuse(place, f"write an override as KEY=VALUE, such as {example}=1", shown)
     if len(path) > DEEPEST:
-        _refuse(place, TOO_DEEP, dotted)
+        refuse(place, TOO_DEEP, dotted)
     if not all(path):
-        _refuse(
+        refuse(
             place,
             "has no key before =; write KEY=VALUE, such as seed=1",
             f"{key}=" if key else override,
@@ -267,48 +396,3 @@ def _override(override: str, place: str) -> Layer:
     if not text.strip():
         value = ""  # an empty value is not null: null must be explicit
     return Layer(_single(path, value, place).values, where | {dotted: place})
-
-
-def _read(path: Path, shown: str) -> bytes:
-    try:
-        # Otherwise the open of a FIFO waits for its writer.
-        with open(
-            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
-        ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                _refuse(shown, "is a pipe or a device, not a file; give a YAML or JSON file")
-            return file.read(_MOST_BYTES + 1)
-    except FileNotFoundError:
-        _refuse(shown, f"no such file{_nearest_file(path)}")
-    except IsADirectoryError:
-        _refuse(shown, "is a directory; give a YAML or JSON file in it")
-    except OSError as error:
-        _refuse(shown, f"cannot be read: {error.strerror}")
-
-
-def _text(data: bytes, shown: str) -> str:
-    if len(data) > _MOST_BYTES:
-        _refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = data[error.start]
-        _refuse(f"{shown}:{line}", f"byte {byte:#04x} is not UTF-8; save the file as UTF-8")
-
-
-def _nearest_file(path: Path) -> str:
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _SUFFIXES]
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {_shown(path.parent / near[0])}?" if near else ""
-
-
-def _shown(path: Path) -> str:
-    return printable(str(path).encode("utf-8", "backslashreplace").decode())
-
-
-def _refuse(place: str, text: str, key: str = "") -> NoReturn:
-    raise ConfigError([Problem(place, key, text)])
