@@ -212,10 +212,16 @@ def dry_run() -> tuple[list[str], list[str]]:
 
 _HOOK = """
 import os, sys
+before = None
 def opened(event, arguments):
+    global before
     if event == "open" and isinstance(arguments[0], str):
         name = os.path.basename(arguments[0])
         if name in ("events.jsonl", "config.yaml") and arguments[2] & 3 == os.O_RDONLY:
+            # An open with an opener is two events.
+            twice, before = before == arguments[0] and arguments[1] is None, arguments[0]
+            if twice:
+                return
             words = [os.path.basename(word) for word in sys.orig_argv[1:] if not word.startswith("-")]
             with open(os.environ["HPCRUN_MEASURES"], "a") as stream:
                 stream.write(f"{name} in {' '.join(words[:2])}\\n")

@@ -36,6 +36,7 @@ from hpcrun.config.training import (
     Watch,
 )
 from hpcrun.config.writer import (
+    has_secrets,
     hidden_values,
     json_schema,
     masked,
@@ -66,6 +67,7 @@ __all__ = [
     "differing",
     "file_layer",
     "flag_layer",
+    "has_secrets",
     "hidden_values",
     "idle_lines",
     "json_schema",

@@ -48,6 +48,11 @@ def to_yaml(config: Config, *, mask: bool = False) -> str:
     return dumped(masked_values(values) if mask else values)
 
 
+def has_secrets(config: Config) -> bool:
+    """Return True if :func:`to_yaml` masks a value of ``config``."""
+    return bool(config.job.env or config.watch.notify)
+
+
 _OF_A_SCRIPT = ("name", "command", "job", "restarts")
 
 

@@ -30,7 +30,6 @@ from hpcrun.config import (
 )
 from hpcrun.errors import UserError
 from hpcrun.folders import has_profile, has_site, shipped
-from hpcrun.job.script.starters import without_wrappers
 from hpcrun.printing import say_aside
 from hpcrun.tasks import BUILTIN, options_for
 
@@ -218,6 +217,8 @@ def default_name(
 
 def _named_after(command: Sequence[str]) -> str:
     """Return the script among the words of ``command``, as `python train.py --lr 1` has, or its program."""
+    from hpcrun.job.script.starters import without_wrappers
+
     # The text of `bash -c` is one word.
     words = [part for word in command for part in word.split()]
     if scripts := [word for word in words if word.endswith((".py", ".sh"))]:

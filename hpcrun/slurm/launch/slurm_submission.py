@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcrun import slurm
-from hpcrun.config import Config, Job
+from hpcrun.config import Config, Job, to_yaml
 from hpcrun.errors import LaunchError, SubmissionUnanswered
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
@@ -49,7 +49,7 @@ def submit_slurm(
         )
     # The caller has fitted the elements of a sweep to the cluster.
     wanted = fitted_to_slurm(config, submits=True) if array is None else config
-    digest = submitted_digest(config) if array is None else ""
+    digest = submitted_digest(to_yaml(config)) if array is None else ""
     executor = _executor(run, wanted, bad_nodes(config.job), array, digest)
     try:
         return SubmittedJob("slurm", str(executor.submit(str, run.path).job_id))
