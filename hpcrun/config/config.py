@@ -100,7 +100,7 @@ def _first_given(keys: Sequence[str], where: Mapping[str, str]) -> str:
     return next(exact, None) or next(around, "")
 
 
-def _in_order(where: Mapping[str, str]) -> Callable[[tuple[str, Any]], int]:
+def _in_order(where: Mapping[str, str]) -> Callable[[tuple[str, object]], int]:
     order = {key: number for number, key in enumerate(where)}
     return lambda found: order.get(found[0], len(order))
 
@@ -168,7 +168,7 @@ def with_task_options(
 
 def _check(
     model: type[BaseModel],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     prefix: str,
     where: Callable[[str], str],
 ) -> tuple[list[Problem], int, dict[str, Any]]:
@@ -235,7 +235,7 @@ def _refuse_blanks(words: Sequence[str], place: str) -> None:
             refuse(place, "remove the blanks around =", f"{key}={shown}")
 
 
-def flag_layer(flags: Mapping[str, tuple[Any, str]]) -> Layer:
+def flag_layer(flags: Mapping[str, tuple[object, str]]) -> Layer:
     """Return the layer of command-line flags.
 
     Args:
@@ -253,7 +253,7 @@ def merge(layers: Iterable[Layer]) -> Layer:
     A section, mapping or list without content (null) changes nothing, because it remains when all lines
     below a heading are commented out. The places are in the order of the layers.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     where: dict[str, str] = {}
     for layer in map(_with_gpu_type, layers):
         _merge(values, layer.values, where, layer.where, ())
@@ -268,7 +268,7 @@ def _with_gpu_type(layer: Layer) -> Layer:
     if found is None or not isinstance(job, Mapping):
         return layer
     place = layer.where.get("job.gpus", DEFAULTS)
-    changed: dict[str, Any] = {"gpus": int(found["count"])}
+    changed: dict[str, object] = {"gpus": int(found["count"])}
     where = dict(layer.where)
     if found["type"] is not None:
         if job.get("gpu_type") not in (None, found["type"]):
@@ -303,8 +303,8 @@ def given_key(key: str, where: Mapping[str, str]) -> str:
 
 
 def _merge(
-    values: dict[str, Any],
-    added: Mapping[str, Any],
+    values: dict[str, object],
+    added: Mapping[str, object],
     where: dict[str, str],
     places: Mapping[str, str],
     path: tuple[str, ...],
@@ -318,7 +318,8 @@ def _merge(
         if value is None and kind in ("section", "mapping", "list"):
             continue
         if isinstance(value, Mapping):
-            if not isinstance(old := values.get(key), dict):
+            inner = old = values.get(key)
+            if not isinstance(inner, dict):
                 if kind == "section" and key in values:
                     # Otherwise the section's flag replaces the value without a word.
                     shown = MASK if is_secret(dotted) else value_text(old)
@@ -327,9 +328,9 @@ def _merge(
                         f"should be keys and values, not {shown}",
                         dotted,
                     )
-                values[key] = {}
+                values[key] = inner = {}
             _place(dotted, where, places)
-            _merge(values[key], value, where, places, below)
+            _merge(inner, value, where, places, below)
             continue
         # Only for these: the search of all keys for each key would take minutes for thousands of keys.
         if isinstance(values.get(key), dict | list):
@@ -342,7 +343,7 @@ def _merge(
                 _place(given, where, places)
 
 
-def _keys_in(value: Any, key: str) -> Iterator[str]:
+def _keys_in(value: Mapping[str, object] | list[object], key: str) -> Iterator[str]:
     """Yield the dotted key of each value in a list or mapping with this key."""
     items = enumerate(value) if isinstance(value, list) else value.items()
     for step, item in items:
@@ -358,9 +359,9 @@ def _place(key: str, where: dict[str, str], places: Mapping[str, str]) -> None:
         where[key] = places[key]
 
 
-def _single(path: tuple[str, ...], value: Any, place: str) -> Layer:
-    values = value
-    for key in reversed(path):
+def _single(path: tuple[str, ...], value: object, place: str) -> Layer:
+    values = {path[-1]: value}
+    for key in reversed(path[:-1]):
         values = {key: values}
     return Layer(values, {".".join(path): place})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from hpcrun.config.problems import value_text
 from hpcrun.config.schema import Keys
@@ -223,7 +222,7 @@ def _of_fsdp(config: Keys) -> Iterator[Contradiction]:
 
 
 # Keys, the other key, the values of the other key without effect, and those with an effect.
-_RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
+_RULES: tuple[tuple[str, str, tuple[object, ...], str], ...] = (
     ("train.lr_base_batch", "train.lr_scaling", ("none",), "sqrt or linear"),
     ("train.powersgd_rank", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
     ("train.powersgd_start", "train.comm_hook", ("none", "fp16", "bf16"), "powersgd"),
@@ -282,11 +281,11 @@ def idle_keys(config: Keys, given: Collection[str]) -> Iterator[tuple[str, str]]
         yield "train.profile", text
 
 
-def _value(config: Keys, key: str) -> Any:
+def _value(config: Keys, key: str) -> object:
     section, _, name = key.partition(".")
     return getattr(getattr(config, section), name)
 
 
-def _default(key: str) -> Any:
+def _default(key: str) -> object:
     section, _, name = key.partition(".")
     return type(Keys.model_fields[section].default).model_fields[name].default

@@ -87,7 +87,7 @@ class Layer:
         where: the place of each dotted key, such as ``gpt.yaml:12``.
     """
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,7 +117,7 @@ def file_layer(path: str | Path, name: str | None = None, content: bytes | None 
 
 def read_yaml(
     text: str, place: Callable[[int], str], path: tuple[str, ...] = ()
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[object, dict[str, str]]:
     """Return the value of a YAML text, and the place of each dotted key in it.
 
     `place` converts a line number, from 1, to the place in a message; `path` is the key of the value.
@@ -172,7 +172,7 @@ def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
     return _Loader(text).get_single_node()
 
 
-def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
+def read_json(text: str, place: Callable[[int], str]) -> tuple[object, dict[str, str]]:
     """Return the same as `read_yaml` for a JSON text: JSON is YAML, except for tabs and these characters."""
     printed = re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
     try:
@@ -215,7 +215,7 @@ class _Walk:
         self.problems: list[tuple[int, Problem]] = []
         self._values = 0
 
-    def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
+    def value(self, node: yaml.Node, path: tuple[str, ...]) -> object:
         """Return the plain value of the node at a path of keys.
 
         Raises:
@@ -234,10 +234,11 @@ class _Walk:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
-        return self._refuse_tag(node, path)
+        self._refuse_tag(node, path)
+        return None
 
-    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, object]:
+        values: dict[str, object] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -257,7 +258,7 @@ class _Walk:
                 values[key] = self.value(value_node, below)
         return values
 
-    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> object:
         kind = node.tag.removeprefix(_TAG)
         if kind == "null":
             return None
@@ -272,8 +273,10 @@ class _Walk:
                 return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
             shown = MASK if is_secret(".".join(path)) else value_text(node.value)
-            return self._refuse(node, path, f"{shown} is not a valid {kind}")
-        return self._refuse_tag(node, path)
+            self._refuse(node, path, f"{shown} is not a valid {kind}")
+            return None
+        self._refuse_tag(node, path)
+        return None
 
     def _refuse_tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
         shown = MASK if is_secret(".".join(path)) else printable(node.tag)

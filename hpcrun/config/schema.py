@@ -10,7 +10,7 @@ convert to numbers.
 
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -207,7 +207,7 @@ class Job(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_launcher(cls, given: Any) -> Any:
+    def _without_launcher(cls, given: object) -> object:
         """Read ``launcher: none`` as one task per node."""
         if not isinstance(given, dict) or given.get("launcher") != "none":
             return given
@@ -215,7 +215,7 @@ class Job(Section):
 
     @field_validator("launcher", mode="before")
     @classmethod
-    def _known_launcher(cls, name: Any, others: ValidationInfo) -> Any:
+    def _known_launcher(cls, name: object, others: ValidationInfo) -> object:
         if name == "none":
             if others.data.get("tasks_per_node", 1) != 1:
                 raise ValueError("none means one task per node; remove job.tasks_per_node")
@@ -287,9 +287,10 @@ class Restarts(Section):
     )
 
     @property
-    def budgets(self) -> dict[str, Any]:
+    def budgets(self) -> dict[str, int | None]:
         """The maximum numbers of restarts, by key."""
-        return self.model_dump(exclude={"in_place", "replace_slow"})
+        found: dict[str, int | None] = self.model_dump(exclude={"in_place", "replace_slow"})
+        return found
 
 
 class Checkpoint(Section):
@@ -386,7 +387,7 @@ Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
 
 def kind_at(path: Sequence[str]) -> Kind:
     """Return the kind of value at a path of keys; `unknown` if the schema has no such key."""
-    annotation: Any = Keys
+    annotation: object = Keys
     for step in path:
         annotation = _below(annotation, step)
         if annotation is None:
@@ -399,16 +400,17 @@ def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}.{name}" if prefix else name
         yield key
-        annotation = _plain(field.annotation)
-        if _kind(annotation) == "section":
-            yield from known_keys(annotation, key)
+        section = _section(_plain(field.annotation))
+        if section is not None:
+            yield from known_keys(section, key)
 
 
-def _below(annotation: Any, step: str) -> Any:
-    kind = _kind(annotation)
-    if kind == "section":
-        field = annotation.model_fields.get(step)
+def _below(annotation: object, step: str) -> object:
+    section = _section(annotation)
+    if section is not None:
+        field = section.model_fields.get(step)
         return None if field is None else _plain(field.annotation)
+    kind = _kind(annotation)
     if kind == "list":
         return _plain(get_args(annotation)[0])
     if kind == "mapping":
@@ -416,7 +418,14 @@ def _below(annotation: Any, step: str) -> Any:
     return None
 
 
-def _kind(annotation: Any) -> Kind:
+def _section(annotation: object) -> type[BaseModel] | None:
+    """Return ``annotation`` if it is a section, or a model of a task."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _kind(annotation: object) -> Kind:
     origin = get_origin(annotation)
     if origin in (list, tuple):
         return "list"
@@ -424,12 +433,10 @@ def _kind(annotation: Any) -> Kind:
         return "mapping"
     if annotation is str or (origin is Literal and True not in get_args(annotation)):
         return "text"
-    if hasattr(annotation, "model_fields"):  # a section, or a model of a task
-        return "section"
-    return "other"
+    return "other" if _section(annotation) is None else "section"
 
 
-def _plain(annotation: Any) -> Any:
+def _plain(annotation: object) -> object:
     """Return an annotation without `Annotated`, and without the `None` of an optional value."""
     while True:
         if get_origin(annotation) is Annotated:
