@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import hpcrun.tasks
 from hpcrun.api.places import runs_folder
@@ -202,7 +201,7 @@ def quickstart() -> Path:
 
 
 def default_name(
-    file: Path | None, command: list[str], task: Any, command_place: str
+    file: Path | None, command: list[str], task: object, command_place: str
 ) -> tuple[str, str]:
     if file is not None:
         return file.stem, str(file)

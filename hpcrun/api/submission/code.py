@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hpcrun.api.places import handle
 from hpcrun.api.submission.continuing import shortened
@@ -35,7 +34,7 @@ def keep_code(run: RunDirectory, wanted: bool | None) -> None:
 
 @contextmanager
 def copied_code(
-    run: RunDirectory, facts: Mapping[str, Any], wanted: bool | None
+    run: RunDirectory, facts: Mapping[str, object], wanted: bool | None
 ) -> Iterator[Snapshot | None]:
     """Copy the code to the folder ``run``, if wanted; remove the copy if the block fails.
 

@@ -5,7 +5,6 @@ The functions import what only an existing run needs, so that the submission of 
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from hpcrun.api.places import handle
 from hpcrun.config import Config, changes_since, lengths_left, training_differences
@@ -22,13 +21,13 @@ class OtherConfigError(RunError):
     """A run trains something else."""
 
 
-def finished_result(run: RunDirectory) -> dict[str, Any] | None:
+def finished_result(run: RunDirectory) -> dict[str, object] | None:
     """Return the result of ``run`` if it is finished; else None."""
     result = read_json(run.result)
     return result if result is not None and result.get("state") == "finished" else None
 
 
-def compare(run: RunDirectory, config: Config) -> dict[str, Any] | None:
+def compare(run: RunDirectory, config: Config) -> dict[str, object] | None:
     """Return the result of ``run`` if it is finished, else None: ``config`` may continue it.
 
     Raises:

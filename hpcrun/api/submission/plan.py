@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpcrun.api.submission.checks.checklist import check_submission
 from hpcrun.api.submission.checks.concern import Submission
@@ -50,7 +50,7 @@ class SubmissionPlan:
     config: Config
     executor: "ExecutorName"
     start: Literal["new", "again", "resume"]
-    finished: dict[str, Any] | None = None
+    finished: dict[str, object] | None = None
 
     def require_current(self) -> None:
         """Raise RunError if the run cannot continue, because its files have changed since the plan."""
@@ -84,7 +84,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
     assert config.name is not None
     warn_of(config.job.env)
     run = RunDirectory(request.runs / config.name)
-    finished: dict[str, Any] | None = None
+    finished: dict[str, object] | None = None
     saved = False
     # What only an existing run needs is not imported for a new run.
     if any(run.path.parent.glob(f"{config.name}*")):

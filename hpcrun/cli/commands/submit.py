@@ -19,7 +19,7 @@ torchrun (tools/train_dist_torchrun.sh).
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
@@ -152,7 +152,7 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     return 0
 
 
-def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+def _say_finished(run: RunDirectory, result: dict[str, object], as_json: bool) -> int:
     """Report that there is nothing to continue, and the run's result."""
     from hpcrun.cli.output import print_json, print_result
 
