@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcrun.config import Config
-from hpcrun.config.shape import known_keys
+from hpcrun.config.schema import known_keys
 from hpcrun.config.tasks.language_model import LanguageModelData
 from tests.support.start_server import prepared
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hpcrun.api.places import home_path, runs_folder
 from hpcrun.api.submission.choose_config import OPTIONS, SubmitRequest
 from hpcrun.config import override_layer, submit_options
+from hpcrun.config.config import merge
 from hpcrun.config.fields import Section
-from hpcrun.config.layers import merge
 from hpcrun.config.tasks import BUILTIN
 from hpcrun.errors import UserError
 from hpcrun.run.directory import RunDirectory, RunError, find

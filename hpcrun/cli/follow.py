@@ -172,7 +172,7 @@ class _Watcher:
             if (self._config.command or reported) and words not in self._last_word:
                 self.say(f"rank 0: {words}")
 
-    def _on_metrics(self, line: dict[str, Any]) -> None:
+    def _on_metrics(self, line: dict[str, object]) -> None:
         step = line.get("step")
         if not isinstance(step, int):
             return

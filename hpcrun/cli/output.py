@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Container, Sequence
-from typing import Any
 
 from tqdm.utils import disp_len
 
@@ -20,7 +19,7 @@ from hpcrun.run.progress_lines import result_lines
 from hpcrun.slurm.launch import jobs
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print ``value`` on one line. JSON (RFC 8259) has no NaN and no infinity, so they become null."""
     say(json.dumps(finite(value), ensure_ascii=True, allow_nan=False))
 

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hpcrun import __version__
 from hpcrun.api.places import runs_folder
@@ -108,7 +107,7 @@ def _host(name: str) -> Host:
     from hpcrun.config import file_layer
 
     layer = file_layer(path)
-    found: dict[str, Any] = layer.values.get(name) or {}
+    found = layer.values.get(name) or {}
     if not isinstance(found, dict) or found.keys() - {"folder", "setup"}:
         raise UserError(f"{layer.where[name]}: {name}: takes the keys folder and setup")
     setup = found.get("setup") or []

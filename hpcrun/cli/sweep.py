@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from hpcrun.api.places import handle, runs_folder
 from hpcrun.api.submission.sending import jobs_to_send
@@ -111,7 +110,7 @@ def _counted(planned: Sequence[Planned]) -> str:
     return f"{len(planned)} {'run' if len(planned) == 1 else 'runs'}: {reported}"
 
 
-def _as_json(plan: SweepPlan, planned: Sequence[Planned]) -> dict[str, Any]:
+def _as_json(plan: SweepPlan, planned: Sequence[Planned]) -> dict[str, object]:
     return {
         "sweep": str(plan.folder),
         "executor": plan.executor,

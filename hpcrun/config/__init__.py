@@ -14,22 +14,20 @@ from hpcrun.config.compare import (
     recorded,
     training_differences,
 )
-from hpcrun.config.fields import check_name
-from hpcrun.config.layers import (
-    Layer,
-    file_layer,
+from hpcrun.config.config import (
+    Config,
     flag_layer,
-    locate,
-    override_layer,
-)
-from hpcrun.config.problems import ConfigError, Problem
-from hpcrun.config.resolve import (
     idle_lines,
     load_resolved,
+    locate,
+    override_layer,
     resolve,
     with_task_options,
 )
-from hpcrun.config.schema import Checkpoint, Config, Job, Restarts, submit_options
+from hpcrun.config.fields import check_name
+from hpcrun.config.problems import ConfigError, Problem
+from hpcrun.config.reader import Layer, file_layer
+from hpcrun.config.schema import Checkpoint, Job, Restarts, submit_options
 from hpcrun.config.training import (
     FSDP,
     AMPConfig,
@@ -38,6 +36,7 @@ from hpcrun.config.training import (
     Watch,
 )
 from hpcrun.config.writer import (
+    has_secrets,
     hidden_values,
     json_schema,
     masked,
@@ -68,6 +67,7 @@ __all__ = [
     "differing",
     "file_layer",
     "flag_layer",
+    "has_secrets",
     "hidden_values",
     "idle_lines",
     "json_schema",

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic_core import ValidationError
 
-from hpcrun.config.schema import Config
+from hpcrun.config.config import Config
 
 # Sections about the place of the run, its saves and its logs; they do not change the computation.
 _NOT_RECORDED = frozenset({"name", "job", "restarts", "watch"})
@@ -64,13 +64,13 @@ class Changes(NamedTuple):
         )
 
 
-def recorded(config: Config) -> dict[str, Any]:
+def recorded(config: Config) -> dict[str, object]:
     """Return the values of ``config`` that a checkpoint records: all except those of the job and its logs."""
     return config.model_dump(mode="json", exclude=set(_NOT_RECORDED))
 
 
 def changes_since(
-    before: Mapping[str, Any] | None, config: Config, steps_done: int
+    before: Mapping[str, object] | None, config: Config, steps_done: int
 ) -> Changes | None:
     """Compare ``config`` with the values that a checkpoint recorded.
 
@@ -142,7 +142,7 @@ def lengths_left(old: Config, new: Config, steps_done: int) -> str | None:
     return f"train.steps must be more than {steps_done}"
 
 
-def parallelism(config: Config) -> dict[str, Any]:
+def parallelism(config: Config) -> dict[str, object]:
     """Return the values of ``config`` that a resume may change but that may change the last bits.
 
     These keys choose the way to compute the same sums, such as the parallelism.
@@ -154,7 +154,7 @@ def parallelism(config: Config) -> dict[str, Any]:
 
 
 def changed_ways(
-    before: Mapping[str, Any], config: Config, *, sharded: bool, auto_reduces: bool | None = None
+    before: Mapping[str, object], config: Config, *, sharded: bool, auto_reduces: bool | None = None
 ) -> list[str]:
     """Return how ``config`` differs from the ways that a checkpoint recorded, each as ``key: 1 -> 2``.
 
@@ -177,7 +177,7 @@ def changed_ways(
     return differing({key: then[key] for key in compared}, {key: now[key] for key in compared})
 
 
-def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def differing(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return the keys whose values differ between ``before`` and ``after``: ``train.lr: 0.001 -> 0.003``."""
     missing = "absent"
     return [
@@ -191,13 +191,14 @@ _LONG_LIST = 4
 """Entries of a list that are shown whole."""
 
 
-def _changed(before: Any, after: Any) -> tuple[str, str]:
+def _changed(before: object, after: object) -> tuple[str, str]:
     """Return both values; of long lists of words, such as a command, the words that differ.
 
     The option before a changed value stays, and ``…`` is in place of equal words.
     """
-    lists = isinstance(before, list) and isinstance(after, list)
-    if not lists or max(len(before), len(after)) <= _LONG_LIST:
+    if not isinstance(before, list) or not isinstance(after, list):
+        return str(before), str(after)
+    if max(len(before), len(after)) <= _LONG_LIST:
         return str(before), str(after)
     old, new = [*map(str, before)], [*map(str, after)]
     shown: tuple[list[str], list[str]] = ([], [])
@@ -212,8 +213,8 @@ def _changed(before: Any, after: Any) -> tuple[str, str]:
         else:
             shown[0].extend(old[first:end])
             shown[1].extend(new[new_first:new_end])
-    before, after = (" ".join(words).replace("… …", "…") for words in shown)
-    return before, after
+    first_text, second_text = (" ".join(words).replace("… …", "…") for words in shown)
+    return first_text, second_text
 
 
 def _may_change_length(old: Config, new: Config, steps_done: int) -> bool:
@@ -229,7 +230,7 @@ def _needs_validation(config: Config) -> bool:
     return config.train.patience is not None or config.checkpoint.keep_best > 0
 
 
-def _essence(config: Config) -> dict[str, Any]:
+def _essence(config: Config) -> dict[str, object]:
     values = config.model_dump(mode="json", exclude=set(_MAY_CHANGE))
     for key in _MAY_CHANGE_IN_TRAIN:
         del values["train"][key]
@@ -238,8 +239,8 @@ def _essence(config: Config) -> dict[str, Any]:
     return _flat(values) | {_BEST: config.checkpoint.keep_best}
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{prefix}{key}.")

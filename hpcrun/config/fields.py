@@ -10,7 +10,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from hpcrun.config.problems import ENV_NAME, MASK, value_text
-from hpcrun.config.slurm_options import joined_words
+from hpcrun.config.slurm_options import joined_items
 
 _NAME_MARKS = "._-+=@"
 _NAME_CHARACTERS = 100
@@ -53,7 +53,7 @@ _REFERENCE = re.compile(
 _TIME_WAYS = "write HH:MM:SS, D-HH:MM:SS or a number of minutes"
 
 
-def _refuse_bool(value: Any) -> Any:
+def _refuse_bool(value: object) -> object:
     # Python counts true as 1, but `nodes: true` is a typing error.
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {value_text(value)}")
@@ -127,7 +127,7 @@ def time_seconds(time: str) -> int:
     return seconds
 
 
-def _as_time(value: Any) -> Any:
+def _as_time(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)  # minutes, as sbatch reads a number without unit
     if not isinstance(value, str):
@@ -236,7 +236,7 @@ def _check_notify(target: str) -> str:
     return target
 
 
-def _check_nodes(value: Any) -> int | str:
+def _check_nodes(value: object) -> int | str:
     if value is None:
         raise ValueError("may not be null; give it a value or omit the key")
     text = str(value).strip()
@@ -255,7 +255,7 @@ def _check_nodes(value: Any) -> int | str:
     return least if least == most else f"{least}-{most}"
 
 
-def _check_window(window: Any) -> Any:
+def _check_window(window: object) -> object:
     # A single step is read as a number. Steps of a window count from 1.
     text = str(window) if isinstance(window, int) and not isinstance(window, bool) else window
     if not isinstance(text, str):
@@ -307,8 +307,8 @@ StepWindow = Annotated[str, BeforeValidator(_check_window)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Interfaces = Annotated[Word, AfterValidator(_check_interface)]
 _Option = Annotated[str, AfterValidator(_check_option)]
-SbatchOptions = Annotated[list[_Option], BeforeValidator(partial(joined_words, "sbatch"))]
-SrunOptions = Annotated[list[_Option], BeforeValidator(partial(joined_words, "srun"))]
+SbatchOptions = Annotated[list[_Option], BeforeValidator(partial(joined_items, "sbatch"))]
+SrunOptions = Annotated[list[_Option], BeforeValidator(partial(joined_items, "srun"))]
 ShellText = Annotated[str, AfterValidator(_check_text)]
 Image = Annotated[str, AfterValidator(_check_image)]
 Mount = Annotated[str, AfterValidator(_check_mount)]
@@ -342,7 +342,8 @@ class Section(BaseModel):
         pydantic.ValidationError: a key is unknown, or a value is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Only a section that is used alone needs a validator of its own.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class TaskSection(Section):
@@ -351,6 +352,6 @@ class TaskSection(Section):
     model_config = ConfigDict(extra="allow")
 
     @property
-    def own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, object]:
         """Values of the keys that belong to the task, without those of the section itself."""
         return dict(self.model_extra or {})

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic_core import ErrorDetails
 
@@ -86,7 +85,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """Return a refused value as the user would write it, on one line and shortened."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=repr)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
@@ -159,7 +158,7 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     """
     key = key_of(error)
     kind = error["type"]
-    context: Mapping[str, Any] = error.get("ctx", {})
+    context: Mapping[str, object] = error.get("ctx", {})
     secret = is_secret(key)
     value = MASK if secret else value_text(error["input"])
     if kind == "extra_forbidden":
@@ -177,8 +176,8 @@ def words(error: ErrorDetails, known: Collection[str]) -> tuple[str, str]:
     if kind in _LIMITS:
         name, phrase = _LIMITS[kind]
         limit = context[name]
-        limit = int(limit) if limit == int(limit) else limit
-        return key, f"should be {phrase} {limit}, not {value}"
+        whole = isinstance(limit, float) and limit.is_integer()
+        return key, f"should be {phrase} {f'{limit:.0f}' if whole else limit}, not {value}"
     if kind == "too_long":
         return key, f"should have {context['max_length']} values, not {context['actual_length']}"
     if kind in _KINDS:
@@ -229,7 +228,7 @@ def _folded(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-def _near_choice(choices: str, value: Any) -> str:
+def _near_choice(choices: str, value: object) -> str:
     names = choices.replace(" or ", ", ").split(", ")
     near = difflib.get_close_matches(str(value).lower(), names, n=1)
     return f"; did you mean {near[0]}?" if near else ""

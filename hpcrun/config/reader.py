@@ -1,14 +1,21 @@
 """Parser of config files and overrides: returns plain values, and the place of each value.
 
+Every layer stores the place of each key, so that a late problem is still reported with the line to correct.
+
 Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, chapter 10.3). PyYAML's loader follows YAML
 1.1, in which `3e-4` is text, `1:30:00` is the number 5400 and `no` is false.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
+import os
 import re
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
@@ -21,7 +28,7 @@ from hpcrun.config.problems import (
     printable,
     value_text,
 )
-from hpcrun.config.shape import kind_at
+from hpcrun.config.schema import kind_at
 
 _TAG = "tag:yaml.org,2002:"
 # Numbers with leading zeros, and numbers too long for Python to convert, stay text.
@@ -67,9 +74,50 @@ _MOST_VALUES = 100_000
 TOO_MANY = f"has more than {_MOST_VALUES} values; an alias (*name) repeats all that it names"
 
 
+_SUFFIXES = (".yaml", ".yml", ".json")
+_MOST_BYTES = 1 << 20  # a checkpoint given as config by mistake would take minutes to parse
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of a source: a file, the command line or a profile.
+
+    Attributes:
+        values: the values, nested by section.
+        where: the place of each dotted key, such as ``gpt.yaml:12``.
+    """
+
+    values: Mapping[str, object] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+
+
+def file_layer(path: str | Path, name: str | None = None, content: bytes | None = None) -> Layer:
+    """Read the YAML or JSON file ``path``; an empty file is an empty layer.
+
+    The suffix decides the format: ``.yaml``, ``.yml`` or ``.json``. The file has at most 1 MiB.
+    ``name``: its name in messages, if not its path. ``content``: its bytes, if the caller has read it.
+
+    Raises:
+        ConfigError: the file cannot be read, has another format than its suffix says, gives a key twice, or
+            contains anything but keys and values.
+    """
+    path = Path(path)
+    shown = name or _shown(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        refuse(shown, f"the name of a config file must end in {', '.join(_SUFFIXES)}")
+    text = _text(_read(path, shown) if content is None else content, shown)
+    read = read_json if path.suffix.lower() == ".json" else read_yaml
+    values, where = read(text, lambda line: f"{shown}:{line}")
+    if values is None:
+        values = {}
+    if not isinstance(values, dict):
+        refuse(f"{shown}:1", "a config should be keys and values, such as `seed: 1`")
+    return Layer(values, where)
+
+
 def read_yaml(
     text: str, place: Callable[[int], str], path: tuple[str, ...] = ()
-) -> tuple[Any, dict[str, str]]:
+) -> tuple[object, dict[str, str]]:
     """Return the value of a YAML text, and the place of each dotted key in it.
 
     `place` converts a line number, from 1, to the place in a message; `path` is the key of the value.
@@ -124,7 +172,7 @@ def _composed(text: str, place: Callable[[int], str]) -> yaml.Node | None:
     return _Loader(text).get_single_node()
 
 
-def read_json(text: str, place: Callable[[int], str]) -> tuple[Any, dict[str, str]]:
+def read_json(text: str, place: Callable[[int], str]) -> tuple[object, dict[str, str]]:
     """Return the same as `read_yaml` for a JSON text: JSON is YAML, except for tabs and these characters."""
     printed = re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
     try:
@@ -167,7 +215,7 @@ class _Walk:
         self.problems: list[tuple[int, Problem]] = []
         self._values = 0
 
-    def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
+    def value(self, node: yaml.Node, path: tuple[str, ...]) -> object:
         """Return the plain value of the node at a path of keys.
 
         Raises:
@@ -186,10 +234,11 @@ class _Walk:
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(item, (*path, str(index))) for index, item in enumerate(node.value)]
-        return self._refuse_tag(node, path)
+        self._refuse_tag(node, path)
+        return None
 
-    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _mapping(self, node: yaml.MappingNode, path: tuple[str, ...]) -> dict[str, object]:
+        values: dict[str, object] = {}
         lines: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -209,7 +258,7 @@ class _Walk:
                 values[key] = self.value(value_node, below)
         return values
 
-    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> Any:
+    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> object:
         kind = node.tag.removeprefix(_TAG)
         if kind == "null":
             return None
@@ -224,8 +273,10 @@ class _Walk:
                 return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
             shown = MASK if is_secret(".".join(path)) else value_text(node.value)
-            return self._refuse(node, path, f"{shown} is not a valid {kind}")
-        return self._refuse_tag(node, path)
+            self._refuse(node, path, f"{shown} is not a valid {kind}")
+            return None
+        self._refuse_tag(node, path)
+        return None
 
     def _refuse_tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
         shown = MASK if is_secret(".".join(path)) else printable(node.tag)
@@ -243,3 +294,48 @@ class _Walk:
     def _refuse(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:
         line = node.start_mark.line + 1
         self.problems.append((line, Problem(self.place(line), ".".join(path), text)))
+
+
+def _read(path: Path, shown: str) -> bytes:
+    try:
+        # Otherwise the open of a FIFO waits for its writer.
+        with open(
+            path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
+        ) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                refuse(shown, "is a pipe or a device, not a file; give a YAML or JSON file")
+            return file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        refuse(shown, f"no such file{_nearest_file(path)}")
+    except IsADirectoryError:
+        refuse(shown, "is a directory; give a YAML or JSON file in it")
+    except OSError as error:
+        refuse(shown, f"cannot be read: {error.strerror}")
+
+
+def _text(data: bytes, shown: str) -> str:
+    if len(data) > _MOST_BYTES:
+        refuse(shown, f"is larger than {_MOST_BYTES >> 20} MiB, too large for a config")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        byte = data[error.start]
+        refuse(f"{shown}:{line}", f"byte {byte:#04x} is not UTF-8; save the file as UTF-8")
+
+
+def _nearest_file(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _SUFFIXES]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {_shown(path.parent / near[0])}?" if near else ""
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path).encode("utf-8", "backslashreplace").decode())
+
+
+def refuse(place: str, text: str, key: str = "") -> NoReturn:
+    raise ConfigError([Problem(place, key, text)])

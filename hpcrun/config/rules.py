@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from pydantic import ValidationError
 
+from hpcrun.config.config import Config
 from hpcrun.config.fields import node_limits
-from hpcrun.config.layers import Layer
 from hpcrun.config.problems import ConfigError, Problem, unknown, words
-from hpcrun.config.schema import Config
-from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.reader import Layer
+from hpcrun.config.schema import kind_at, known_keys
 
 SECTIONS = ("forbid", "require")
 """The sections of a site's file with rules."""
@@ -66,7 +65,7 @@ class Rule:
     place: str
     message: str
 
-    def problem(self, value: Any, plain: Any, where: Callable[[str], str]) -> Problem | None:
+    def problem(self, value: object, plain: object, where: Callable[[str], str]) -> Problem | None:
         """Return the problem of a config with ``value``; None if the rule allows the value.
 
         Args:
@@ -92,7 +91,7 @@ class Rule:
             text = f"{text}, not {bad}" if self.required else f"{bad} {text}"
         return Problem(place, self.key, self._with_remedy(text, "omit or change it"))
 
-    def _bad(self, value: Any, plain: Any) -> str | None:
+    def _bad(self, value: object, plain: object) -> str | None:
         """Return the first word of ``value`` that the rule refuses; None if there is none."""
         if self.values is None:
             return None if self.required or value == plain else ""
@@ -101,7 +100,7 @@ class Rule:
         found = ((self.values.has(*word), word[1]) for word in _items(self.key, value))
         if self.required:
             return None if whole else next((word for known, word in found if not known), None)
-        return next((word for known, word in found if known), value if whole else None)
+        return next((word for known, word in found if known), str(value) if whole else None)
 
     def _with_remedy(self, text: str, remedy: str) -> str:
         return f"{text}: {self.message}" if self.message else f"{text}; {remedy}"
@@ -113,12 +112,15 @@ def read_rules(layer: Layer) -> list[Rule]:
     Raises:
         ConfigError: a key does not exist, or cannot have the value of its rule.
     """
-    sections = {name: layer.values.get(name) or {} for name in (*SECTIONS, "messages")}
-    problems = [
-        Problem(layer.where[name], name, "should be keys, such as `job.partition: [debug]`")
-        for name, section in sections.items()
-        if not isinstance(section, dict)
-    ]
+    sections: dict[str, Mapping[str, object]] = {}
+    problems = []
+    for name in (*SECTIONS, "messages"):
+        given = layer.values.get(name) or {}
+        if isinstance(given, Mapping):
+            sections[name] = given
+        else:
+            text = "should be keys, such as `job.partition: [debug]`"
+            problems.append(Problem(layer.where[name], name, text))
     if problems:
         raise ConfigError(problems)
     known = list(known_keys(Config))
@@ -150,7 +152,7 @@ def read_rules(layer: Layer) -> list[Rule]:
     return rules
 
 
-def _values(key: str, given: Any) -> Values:
+def _values(key: str, given: object) -> Values:
     """Return the values of a rule for ``key``; raises ValueError if the key cannot have one of them."""
     shown, exact, patterns = list[str](), set[str](), list[str]()
     for item in given if isinstance(given, list) else [given]:
@@ -168,7 +170,7 @@ def _values(key: str, given: Any) -> Values:
     return Values(shown, frozenset(exact), patterns)
 
 
-def _checked(key: str, item: Any) -> Any:
+def _checked(key: str, item: object) -> object:
     """Return ``item`` as a config has it; raises ValueError if it is no value of ``key``."""
     values = item
     for part in reversed(key.split(".")):
@@ -179,14 +181,14 @@ def _checked(key: str, item: Any) -> Any:
         raise ValueError(words(error.errors()[0], [])[1]) from error
 
 
-def value_at(values: Any, key: str) -> Any:
+def value_at(values: object, key: str) -> object:
     """Return the value of the dotted ``key`` in the nested ``values``; None if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
 
 
-def _items(key: str, value: Any) -> Iterator[tuple[str, str]]:
+def _items(key: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield the :func:`_forms` of each item of a list, name of a variable, or name in a text."""
     if isinstance(value, list | dict):
         yield from ((text, text) for text in map(_text, value))
@@ -196,12 +198,12 @@ def _items(key: str, value: Any) -> Iterator[tuple[str, str]]:
         yield from _forms(key, value)
 
 
-def _forms(key: str, value: Any) -> Iterator[tuple[str, str]]:
+def _forms(key: str, value: object) -> Iterator[tuple[str, str]]:
     """Yield what a rule compares: the comparable form of ``value`` or of each count, and that in messages."""
-    if key == "job.nodes":
+    if key == "job.nodes" and isinstance(value, int | str):
         least, most = node_limits(value)
         yield from ((str(count), str(count)) for count in range(least, most + 1))
-    elif key == "job.mem":
+    elif key == "job.mem" and isinstance(value, str):
         # sbatch(1): without a unit, the number counts mebibytes.
         number, unit = (value[:-1], value[-1]) if value[-1] in _KIB else (value, "M")
         yield f"{int(number) * _KIB[unit]}K", value
@@ -209,5 +211,5 @@ def _forms(key: str, value: Any) -> Iterator[tuple[str, str]]:
         yield _text(value), _text(value)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

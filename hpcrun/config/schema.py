@@ -2,12 +2,24 @@
 
 The sections are immutable. An unknown key is an error, because an ignored typing error can cost a night of
 GPU time. Only `model` and `data` accept further keys, which belong to the task.
+
+The kind of the value at each key is in the schema too, because the reader needs it: `time: 1:30:00`,
+`NCCL_VERSION: 2.10` and `account: 0123` are text in a config, which a YAML reader without the schema would
+convert to numbers.
 """
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Union, get_args, get_origin
 
-from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from hpcrun.config.fields import (
@@ -198,7 +210,7 @@ class Job(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_launcher(cls, given: Any) -> Any:
+    def _without_launcher(cls, given: object) -> object:
         """Read ``launcher: none`` as one task per node."""
         if not isinstance(given, dict) or given.get("launcher") != "none":
             return given
@@ -206,7 +218,7 @@ class Job(Section):
 
     @field_validator("launcher", mode="before")
     @classmethod
-    def _known_launcher(cls, name: Any, others: ValidationInfo) -> Any:
+    def _known_launcher(cls, name: object, others: ValidationInfo) -> object:
         if name == "none":
             if others.data.get("tasks_per_node", 1) != 1:
                 raise ValueError("none means one task per node; remove job.tasks_per_node")
@@ -282,9 +294,12 @@ class Restarts(Section):
     )
 
     @property
-    def budgets(self) -> dict[str, Any]:
+    def budgets(self) -> dict[str, int | None]:
         """The maximum numbers of restarts, by key."""
-        return self.model_dump(exclude={"in_place", "replace_slow", "strategies"})
+        found: dict[str, int | None] = self.model_dump(
+            exclude={"in_place", "replace_slow", "strategies"}
+        )
+        return found
 
 
 class Checkpoint(Section):
@@ -326,12 +341,8 @@ class Checkpoint(Section):
     )
 
 
-class Config(Section):
-    """The whole configuration of a run; immutable.
-
-    ``hpcrun.config.resolve`` makes it from files and reports every problem. The constructor raises
-    ``pydantic.ValidationError`` for an unknown key or a wrong value.
-    """
+class Keys(Section):
+    """All keys of a config, without the functions that read one: see :class:`hpcrun.config.Config`."""
 
     name: Annotated[RunName | None, SubmitOption("NAME")] = Field(
         default=None, description="Name of the run and its directory; null: the config file's stem."
@@ -369,29 +380,6 @@ class Config(Section):
         description="Where to log metrics in addition to metrics.jsonl.",
     )
 
-    @classmethod
-    def from_file(cls, path: str | Path, *overrides: str) -> "Config":
-        """Read a YAML or JSON file, as ``hpcrun submit -c PATH`` does.
-
-        Args:
-            path: a file whose name ends in ``.yaml``, ``.yml`` or ``.json``.
-            overrides: changes such as ``"train.lr=1e-3"``; a later override replaces an earlier one.
-
-        Raises:
-            ConfigError: the file cannot be read, or a key or a value is wrong. The text has a line for each
-                problem.
-        """
-        # Both modules need this class.
-        from hpcrun.config.layers import file_layer, override_layer
-        from hpcrun.config.resolve import resolve
-
-        return resolve([file_layer(path), override_layer(overrides)])
-
-    @property
-    def warn_signal(self) -> str:
-        """Name of the signal that asks the ranks to stop, such as USR2; a task always gets USR2."""
-        return self.job.warn_signal if self.command else "USR2"
-
 
 def submit_options(model: type[Section] = Job) -> dict[str, tuple[SubmitOption, str]]:
     """Return the keys of ``model`` that are options of a submission, each with its description."""
@@ -401,3 +389,71 @@ def submit_options(model: type[Section] = Job) -> dict[str, tuple[SubmitOption, 
         for mark in field.metadata
         if isinstance(mark, SubmitOption)
     }
+
+
+Kind = Literal["section", "list", "mapping", "text", "other", "unknown"]
+
+
+def kind_at(path: Sequence[str]) -> Kind:
+    """Return the kind of value at a path of keys; `unknown` if the schema has no such key."""
+    annotation: object = Keys
+    for step in path:
+        annotation = _below(annotation, step)
+        if annotation is None:
+            return "unknown"
+    return _kind(annotation)
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key of a model, each section before its keys, in the schema's order."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}.{name}" if prefix else name
+        yield key
+        section = _section(_plain(field.annotation))
+        if section is not None:
+            yield from known_keys(section, key)
+
+
+def _below(annotation: object, step: str) -> object:
+    section = _section(annotation)
+    if section is not None:
+        field = section.model_fields.get(step)
+        return None if field is None else _plain(field.annotation)
+    kind = _kind(annotation)
+    if kind == "list":
+        return _plain(get_args(annotation)[0])
+    if kind == "mapping":
+        return _plain(get_args(annotation)[1])
+    return None
+
+
+def _section(annotation: object) -> type[BaseModel] | None:
+    """Return ``annotation`` if it is a section, or a model of a task."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _kind(annotation: object) -> Kind:
+    origin = get_origin(annotation)
+    if origin in (list, tuple):
+        return "list"
+    if origin is dict:
+        return "mapping"
+    if annotation is str or (origin is Literal and True not in get_args(annotation)):
+        return "text"
+    return "other" if _section(annotation) is None else "section"
+
+
+def _plain(annotation: object) -> object:
+    """Return an annotation without `Annotated`, and without the `None` of an optional value."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, types.UnionType):
+            kept = [part for part in get_args(annotation) if part is not type(None)]
+            if len(kept) != 1:
+                return annotation
+            annotation = kept[0]
+        else:
+            return annotation

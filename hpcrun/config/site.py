@@ -14,11 +14,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from hpcrun import folders
-from hpcrun.config.layers import DEFAULTS, Layer, file_layer, locate, merge
+from hpcrun.config.config import DEFAULTS, Config, locate, merge, resolve
 from hpcrun.config.problems import ConfigError, Problem
-from hpcrun.config.resolve import resolve
+from hpcrun.config.reader import Layer, file_layer
 from hpcrun.config.rules import EXECUTOR, SECTIONS, Rule, read_rules, value_at
-from hpcrun.config.schema import Config
 
 _SECTIONS = ("job", "restarts")
 

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Program = Literal["sbatch", "srun"]
 
@@ -155,16 +155,19 @@ def full_name(program: Program, given: str) -> str:
     return found[0] if len(found) == 1 else given
 
 
-def joined_words(program: Program, items: Any) -> Any:
-    """Return the list with each value in a separate word joined to its option: ``["-n", "1"]`` is ``-n1``.
-
-    Anything but a list of texts is returned unchanged; the schema reports it.
-    """
+def joined_items(program: Program, items: object) -> object:
+    """Return :func:`joined_words` of a list; anything else is returned unchanged; the schema reports it."""
     if not isinstance(items, list) or not all(isinstance(item, str | int) for item in items):
         return items
-    joined = list[Any]()
+    return joined_words(program, items)
+
+
+def joined_words(program: Program, items: Sequence[str | int]) -> list[str | int]:
+    """Return the list with each value in a separate word joined to its option: ``["-n", "1"]`` is ``-n1``."""
+    joined: list[str | int] = []
     for item in items:
-        before = joined[-1] if joined and isinstance(joined[-1], str) else ""
+        last = joined[-1] if joined else ""
+        before = last if isinstance(last, str) else ""
         if before.startswith("-") and not str(item).startswith("-") and _waits(program, before):
             joined[-1] = f"{before}={item}" if before.startswith("--") else f"{before}{item}"
         else:

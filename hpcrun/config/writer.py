@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import yaml
 
+from hpcrun.config.config import Config
 from hpcrun.config.problems import MASK
 from hpcrun.config.reader import SCALARS
-from hpcrun.config.schema import Config
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or 1.2 would read as another type, so that any reader returns the text."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write a repeated value in full, for readability."""
         return True
 
@@ -48,6 +47,11 @@ def to_yaml(config: Config, *, mask: bool = False) -> str:
     return dumped(masked_values(values) if mask else values)
 
 
+def has_secrets(config: Config) -> bool:
+    """Return True if :func:`to_yaml` masks a value of ``config``."""
+    return bool(config.job.env or config.watch.notify)
+
+
 _OF_A_SCRIPT = ("name", "command", "job", "restarts")
 
 
@@ -60,7 +64,7 @@ def script_yaml(config: Config) -> str:
         config: a config with a command.
     """
     values, plain = masked_values(config.model_dump()), Config().model_dump()
-    shown: dict[str, Any] = {}
+    shown: dict[str, object] = {}
     for key, value in values.items():
         if key in _OF_A_SCRIPT:
             shown[key] = value
@@ -73,12 +77,12 @@ def script_yaml(config: Config) -> str:
     return f"{dumped(shown)}# defaults, which the script may read: {', '.join(left)}\n"
 
 
-def dumped(content: dict[str, Any]) -> str:
+def dumped(content: dict[str, object]) -> str:
     """Return ``content`` as YAML text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> dict[str, object]:
     """Return the JSON schema of a config file, with a description of every key, for an editor.
 
     Source: the dialect is draft 2020-12, as pydantic's ``model_json_schema`` writes it.
@@ -121,7 +125,7 @@ def hidden_values(words: Sequence[str], text: str) -> str:
     return text
 
 
-def masked_values(values: dict[str, Any]) -> dict[str, Any]:
+def masked_values(values: dict[str, object]) -> dict[str, object]:
     """Return the ``values`` of ``Config.model_dump()`` with ``watch.notify`` and ``job.env`` masked."""
     watch, job = values.get("watch"), values.get("job")
     if isinstance(watch, dict) and isinstance(watch.get("notify"), str):

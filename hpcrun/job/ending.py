@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcrun import exit_codes
+from hpcrun.config import Config
 from hpcrun.errors import UserError
 from hpcrun.job import notifying
 from hpcrun.job.bad_nodes import record_bad_nodes
@@ -55,6 +56,7 @@ def finalize_attempt(
     exit_code: int,
     ending: Ending | None = None,
     *,
+    config: Config | None = None,
     setup: str | None = None,
     stuck: str | None = None,
 ) -> EndedAttempt:
@@ -63,6 +65,7 @@ def finalize_attempt(
     Args:
         exit_code: the highest of the ranks' exit codes.
         ending: the part of the scheduler in the end; None: ask Slurm why the attempt has ended.
+        config: the run's config; None: read here, after the check of its owner.
         setup: the command that failed before the ranks started.
         stuck: why Slurm created no step, which counts as a failure of a node.
 
@@ -71,7 +74,7 @@ def finalize_attempt(
         UserError: the run is not this user's or not what was submitted, or its config is damaged.
         OSError: the run directory cannot be read or written.
     """
-    config = load_own(run)
+    config = config or load_own(run)
     # Slurm's answer may take seconds: a request that came meanwhile counts.
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     state = Journal(run).read()
@@ -245,8 +248,7 @@ def _finalized(
 def _finalized_once(
     run: RunDirectory, attempt: Attempt, ranks: RanksEnd, ending: Ending | None
 ) -> EndedAttempt:
-    told = {"setup": ranks.failed, "stuck": ranks.stuck}
-    return finalize_attempt(run, attempt, ranks.code, ending, **told)
+    return finalize_attempt(run, attempt, ranks.code, ending, setup=ranks.failed, stuck=ranks.stuck)
 
 
 def _unrecorded(run: RunDirectory, attempt: Attempt, exit_code: int, error: Exception) -> int:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from hpcrun.config.layers import file_layer
 from hpcrun.config.problems import ConfigError, Problem, nearest, words
+from hpcrun.config.reader import file_layer
 from hpcrun.errors import ClusterError
 from hpcrun.run.files import write_atomic
 
@@ -35,8 +35,9 @@ def read_config(path: Path, fields: Collection[str], make: Callable[[dict[str, A
     """
     layer = file_layer(path)
     values, before = layer.values, ""
-    if isinstance(values.get(SECTION), Mapping):
-        values, before = dict(values[SECTION]), f"{SECTION}."
+    section = values.get(SECTION)
+    if isinstance(section, Mapping):
+        values, before = section, f"{SECTION}."
     try:
         return make(dict(values))
     except ValidationError as error:

@@ -64,16 +64,6 @@ def own_config(run: RunDirectory, submitted: str | None = None) -> bytes:
     return content
 
 
-def require_own(run: RunDirectory) -> None:
-    """Refuse a run directory or a config of another user: commands in the config would run as this user.
-
-    Raises:
-        ForeignRun: with the remedy.
-        OSError: the folder or the config cannot be opened.
-    """
-    own_config(run)
-
-
 def require_own_folder(folder: Path) -> None:
     """Refuse a folder of another user in the place of a run's folder.
 

@@ -17,7 +17,7 @@ from hpcrun.config import (
     resolve,
     training_differences,
 )
-from hpcrun.config.shape import known_keys
+from hpcrun.config.schema import known_keys
 
 BEGUN = ["job.gpus=2", "train.batch_size=32"]
 

@@ -18,7 +18,7 @@ from hpcrun.config import (
     override_layer,
     resolve,
 )
-from hpcrun.config.shape import known_keys
+from hpcrun.config.schema import known_keys
 
 Lines = Callable[..., list[str]]
 Write = Callable[..., str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcrun.config.slurm_options import joined_words, parse_options
+from hpcrun.config.slurm_options import joined_items, parse_options
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_letters_mean_what_their_program_means() -> None:
     ],
 )
 def test_a_word_joins_the_option_that_needs_it(items: object, joined: object) -> None:
-    assert joined_words("sbatch", items) == joined
+    assert joined_items("sbatch", items) == joined

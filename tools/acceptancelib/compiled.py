@@ -10,7 +10,7 @@ from gpulib.sizes import SIZES
 from acceptancelib.outcome import REPORT, Job, Outcome, needs_gpu
 from acceptancelib.world import device_of
 from hpcrun.config import AMPConfig, resolve
-from hpcrun.config.layers import override_layer
+from hpcrun.config.config import override_layer
 from hpcrun.devices.vendor import CompileMode
 from hpcrun.ranks.distributed import DistributedConfig
 from hpcrun.train.build import compile_mode

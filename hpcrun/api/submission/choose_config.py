@@ -27,7 +27,6 @@ from hpcrun.config import (
     tasks,
     with_task_options,
 )
-from hpcrun.config.commands.starters import without_wrappers
 from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.errors import UserError
 from hpcrun.folders import has_profile, has_site, shipped
@@ -41,7 +40,7 @@ _INTERPRETER = re.compile(
 _SCRIPTS = frozenset(
     {".R", ".bash", ".jl", ".job", ".js", ".lua", ".m", ".pl", ".r", ".rb", ".sbatch", ".slurm"}
 )
-OF_NCCL = re.compile(r"R?NCCL_|OFI_NCCL_|TORCH_|GLOO_|FI_")
+OF_NCCL = re.compile(r"[NR]CCL_|OFI_NCCL_|TORCH_|GLOO_|FI_")
 """Begin of every name that `hpcrun nccl lint` may look at; its rules are read only for such a name."""
 PYTHON_COMMAND = "command="
 """The place of a command from Python."""
@@ -217,6 +216,8 @@ def default_name(
 
 def _named_after(command: Sequence[str]) -> str:
     """Return the script among the words of ``command``, as `python train.py --lr 1` has, or its program."""
+    from hpcrun.config.commands.starters import without_wrappers
+
     # The text of `bash -c` is one word.
     words = [part for word in command for part in word.split()]
     if scripts := [word for word in words if word.endswith((".py", ".sh"))]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hpcrun.api.submission.checks.checklist import check_submission
 from hpcrun.api.submission.checks.concern import Submission
@@ -29,7 +29,9 @@ from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.run.files import without_comment_crc
 from hpcrun.slurm.launch.planned import choose_executor
-from hpcrun.slurm.launch.submitted import ExecutorName
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.launch.submitted import ExecutorName
 
 # Seconds for each answer of the scheduler: without one, its limits are not checked.
 _PATIENCE = 1.0
@@ -46,7 +48,7 @@ class SubmissionPlan:
     request: SubmitRequest
     run: RunDirectory
     config: Config
-    executor: ExecutorName
+    executor: "ExecutorName"
     start: Literal["new", "again", "resume"]
     finished: dict[str, object] | None = None
 
@@ -104,7 +106,7 @@ def plan_submission(request: SubmitRequest) -> SubmissionPlan:
 
 
 def check(
-    config: Config, executor: ExecutorName, layers: Sequence[Layer], *, resumed: bool = False
+    config: Config, executor: "ExecutorName", layers: Sequence[Layer], *, resumed: bool = False
 ) -> None:
     """Print the lines of the checks of a submission; raises ConfigError if one refuses it."""
     offer = None
@@ -116,7 +118,7 @@ def check(
     check_submission(submission, locate(layers), resumed=resumed)
 
 
-def permitted_executor(config: Config, layers: Sequence[Layer]) -> ExecutorName:
+def permitted_executor(config: Config, layers: Sequence[Layer]) -> "ExecutorName":
     """Return the executor of ``config``, from ``layers``; raises UserError if the site forbids it."""
     executor = choose_executor(config)
     if config.job.executor == "auto":

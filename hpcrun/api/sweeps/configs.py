@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from hpcrun.api.submission.choose_config import SubmitRequest, with_task
 from hpcrun.api.sweeps.request import Row, SweepRequest, refusal
 from hpcrun.config import Config, Layer, flag_layer, resolve
+from hpcrun.config.config import merge
 from hpcrun.config.conflicts import idle_keys
-from hpcrun.config.layers import merge
-from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.schema import kind_at, known_keys
 from hpcrun.config.site import read_site
 from hpcrun.config.writer import dumped
 from hpcrun.errors import UserError

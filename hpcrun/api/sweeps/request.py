@@ -13,7 +13,7 @@ from typing import Any
 from hpcrun.api.submission.choose_config import require_key
 from hpcrun.api.sweeps.search import Search, read_search
 from hpcrun.config import ConfigError, Problem, file_layer, override_layer
-from hpcrun.config.shape import kind_at
+from hpcrun.config.schema import kind_at
 from hpcrun.errors import UserError
 
 OPTION = "--sweep"

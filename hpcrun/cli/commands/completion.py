@@ -17,7 +17,7 @@ from typing import Any
 from hpcrun.cli.added_commands import added_command, added_port
 from hpcrun.cli.arguments import require_subcommand
 from hpcrun.config import Config
-from hpcrun.config.shape import kind_at, known_keys
+from hpcrun.config.schema import kind_at, known_keys
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 

@@ -9,13 +9,12 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hpcrun.api.submission.choose_config import choose_config, config_layers
 from hpcrun.cli.arguments import request_of, require_subcommand
 from hpcrun.cli.output import aligned, print_json
 from hpcrun.config import Layer, json_schema, masked_values, to_yaml
-from hpcrun.config.layers import merge
+from hpcrun.config.config import merge
 from hpcrun.printing import say
 
 _WAYS = ("show", "where", "schema")
@@ -56,13 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _places(values: dict[str, Any], layers: Sequence[Layer]) -> list[tuple[str, Any, str]]:
+def _places(values: dict[str, object], layers: Sequence[Layer]) -> list[tuple[str, object, str]]:
     """Return key, value and place of each value that a layer gives, in the order of the config."""
     where = merge(layers).where
     return [(key, value, where[key]) for key, value in _leaves(values) if key in where]
 
 
-def _leaves(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(values: dict[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, f"{above}{name}.")

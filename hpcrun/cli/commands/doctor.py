@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from hpcrun.cli.arguments import add_runs_dir, find_run_instead, runs_dir
 from hpcrun.cli.output import print_json
@@ -150,7 +149,7 @@ def _report(finding: FailureFinding | None) -> list[str]:
     return lines + [f"note      {note}" for note in finding.notes]
 
 
-def _as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, Any]:
+def _as_data(finding: FailureFinding | None, notes: list[str]) -> dict[str, object]:
     """Return the diagnosis for JSON; ``found`` is false without a known cause."""
     if finding is None:
         return {"found": False, "notes": notes}

@@ -9,7 +9,6 @@ on request).
 """
 
 import argparse
-import contextlib
 import os
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from hpcrun.run.attempt import attempt_here
 from hpcrun.run.directory import RunDirectory, RunError
 from hpcrun.run.journal.journal import Journal
 from hpcrun.run.streams import outlive_full_disk
-from hpcrun.run.trust import require_own
+from hpcrun.slurm.own_config import load_own
 from hpcrun.slurm.placement import in_local_cluster, job_id
 
 
@@ -53,15 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise RunError("finalize: only a job of the local cluster may call this command")
     outlive_full_disk()
     directory = RunDirectory(arguments.run.absolute())
-    # Before anything is read or written there.
-    with contextlib.suppress(OSError):
-        require_own(directory)
+    # Before anything else is read or written there.
+    config = load_own(directory)
     attempt = attempt_here(job, os.environ)
     ending = Ending(
         arguments.scheduler, batch_log(directory, attempt), limit_near=arguments.limit_near
     )
     try:
-        ended = finalize_attempt(directory, attempt, arguments.exit_code, ending)
+        ended = finalize_attempt(directory, attempt, arguments.exit_code, ending, config=config)
     except RunTakenOver as other:
         say(f"hpcrun: {other}")
         return other.code

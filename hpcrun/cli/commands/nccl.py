@@ -29,7 +29,7 @@ from hpcrun.cli.arguments import (
     runs_dir,
 )
 from hpcrun.cli.output import plural, print_json
-from hpcrun.config.layers import file_layer
+from hpcrun.config.reader import file_layer
 from hpcrun.devices.devices import visible_gpus
 from hpcrun.errors import UserError
 from hpcrun.network import agents, tune

@@ -19,18 +19,20 @@ torchrun (tools/train_dist_torchrun.sh).
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hpcrun.api.add_ons import add_on
 from hpcrun.api.places import handle
 from hpcrun.api.submission.plan import SubmissionPlan, plan_submission
 from hpcrun.cli.arguments import add_options, add_runs_dir, add_sweep, request_of
-from hpcrun.config import Config, Job, masked_values, script_yaml, to_yaml
+from hpcrun.config import Config, Job, has_secrets, masked_values, script_yaml, to_yaml
 from hpcrun.errors import UserError
 from hpcrun.printing import say, say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.planned import preview
-from hpcrun.slurm.launch.submitted import SubmittedJob
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.launch.submitted import SubmittedJob
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +154,7 @@ def _say_prepared(run: RunDirectory, config: Config, as_json: bool) -> int:
     return 0
 
 
-def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> int:
+def _say_finished(run: RunDirectory, result: dict[str, object], as_json: bool) -> int:
     """Report that there is nothing to continue, and the run's result."""
     from hpcrun.cli.output import print_json, print_result
 
@@ -166,23 +168,27 @@ def _say_finished(run: RunDirectory, result: dict[str, Any], as_json: bool) -> i
 
 def _show(plan: SubmissionPlan, as_json: bool) -> int:
     run, config, executor = plan.run, plan.config, plan.executor
-    script = preview(run, config, executor)
-    text = script_yaml(config) if config.command else to_yaml(config, mask=True)
+    text = to_yaml(config)
+    script = preview(run, config, executor, text)
     if as_json:
-        shown = {"run": str(run.path), "executor": executor, "script": script}
         from hpcrun.cli.output import print_json
 
+        shown = {"run": str(run.path), "executor": executor, "script": script}
         print_json(shown | {"config": masked_values(config.model_dump(mode="json"))})
         return 0
     say("# dry run: nothing is submitted or written", f"# run directory: {run.path}")
     if plan.finished is not None:
         say("# it is finished already: nothing would be submitted")
     say(f"# executor: {executor}", "", *script.split("\n"), f"# {run.config}")
+    if config.command:
+        text = script_yaml(config)
+    elif has_secrets(config):
+        text = to_yaml(config, mask=True)
     say(*text.rstrip("\n").split("\n"))
     return 0
 
 
-def _advice(run: RunDirectory, submitted: SubmittedJob) -> list[str]:
+def _advice(run: RunDirectory, submitted: "SubmittedJob") -> list[str]:
     name = handle(run)
     return [
         f"hpcrun: {run.name} is job {submitted.job_id} ({submitted.executor})",

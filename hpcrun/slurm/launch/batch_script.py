@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcrun.config import Config, Job, submit_options, to_yaml
+from hpcrun.config import Config, Job, submit_options
 from hpcrun.errors import LaunchError
 from hpcrun.run.directory import RunDirectory, shows_owners
 from hpcrun.run.files import digest_of, with_comment_crc
@@ -137,9 +137,9 @@ def batch_request(
     )
 
 
-def submitted_digest(config: Config) -> str:
-    """Return the digest of the config file that a submission of ``config`` writes."""
-    return digest_of(with_comment_crc(to_yaml(config)).encode())
+def submitted_digest(config_text: str) -> str:
+    """Return the digest of the config file that a submission writes: ``config_text`` with a checksum."""
+    return digest_of(with_comment_crc(config_text).encode())
 
 
 def _leaving_out(job: Job, nodes: Sequence[str]) -> Job:

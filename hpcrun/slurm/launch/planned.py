@@ -4,6 +4,7 @@ Imports only the modules of the executor.
 """
 
 import shutil
+from typing import TYPE_CHECKING
 
 from hpcrun import slurm
 from hpcrun.config import Config
@@ -11,10 +12,12 @@ from hpcrun.errors import LaunchError
 from hpcrun.printing import say_aside
 from hpcrun.run.directory import RunDirectory
 from hpcrun.slurm.launch.batch_script import batch_request, batch_script, submitted_digest
-from hpcrun.slurm.launch.submitted import ExecutorName
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.launch.submitted import ExecutorName
 
 
-def choose_executor(config: Config) -> ExecutorName:
+def choose_executor(config: Config) -> "ExecutorName":
     """Return the executor that the config names, or with ``auto`` Slurm if Slurm is configured here.
 
     Raises:
@@ -45,16 +48,22 @@ def choose_executor(config: Config) -> ExecutorName:
     return wanted
 
 
-def preview(run: RunDirectory, config: Config, executor: ExecutorName) -> str:
-    """Return what a submission would send: the batch script, or the local cluster's plan as comments."""
+def preview(run: RunDirectory, config: Config, executor: "ExecutorName", text: str) -> str:
+    """Return what a submission would send: the batch script, or the local cluster's plan as comments.
+
+    ``text``: ``config`` as YAML, as a submission writes it.
+    """
     if executor in ("slurm", "prepared"):
         from hpcrun.slurm.launch.slurm_submission import bad_nodes, fitted_to_slurm
 
-        fitted, digest = fitted_to_slurm(config), submitted_digest(config)
-        return batch_script(batch_request(run, fitted, bad_nodes(config.job), submitted=digest))
+        digest = submitted_digest(text)
+        request = batch_request(
+            run, fitted_to_slurm(config), bad_nodes(config.job), submitted=digest
+        )
+        return batch_script(request)
     from hpcrun.slurm.local.tasks import worker
 
-    request = batch_request(run, config, submitted=submitted_digest(config))
+    request = batch_request(run, config, submitted=submitted_digest(text))
     job = config.job
     lines = [
         f"# {executor}: {job.max_nodes} x {job.tasks_on_node} processes on this machine, each running",

@@ -7,11 +7,13 @@ sbatch itself refuses what it can never start.
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from hpcrun.api.submission.checks.concern import Concern, Submission
 from hpcrun.config import Job
-from hpcrun.slurm.launch.resources import partition_names, partitions_for
-from hpcrun.slurm.nodes import NodeResources, Offer, Partition
+
+if TYPE_CHECKING:
+    from hpcrun.slurm.nodes import NodeResources, Offer, Partition
 
 _SHOWN = 12
 # Less memory than the import of torch needs, and less time than a start and a save.
@@ -25,6 +27,8 @@ def beyond_the_partition(submission: Submission) -> Iterator[Concern]:
     job, offer = submission.config.job, submission.offer
     if offer is None or not offer.partitions:
         return
+    from hpcrun.slurm.launch.resources import partition_names, partitions_for
+
     known = [partition.name for partition in offer.partitions]
     missing = [name for name in partition_names(job) or () if name not in known]
     shown = [partition.name for partition in offer.visible]
@@ -62,7 +66,7 @@ def likely_units(submission: Submission) -> Iterator[Concern]:
         )
 
 
-def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Concern]:
+def _of_time(job: Job, partitions: "Sequence[Partition]", offer: "Offer") -> Iterator[Concern]:
     limits = [partition.max_seconds for partition in partitions]
     most = max((limit for limit in limits if limit is not None), default=0)
     asked = job.time_seconds
@@ -78,7 +82,7 @@ def _of_time(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterato
     )
 
 
-def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterator[Concern]:
+def _of_nodes(job: Job, partitions: "Sequence[Partition]", offer: "Offer") -> Iterator[Concern]:
     limits = [partition.max_nodes for partition in partitions]
     most = max((limit for limit in limits if limit is not None), default=0)
     asked = job.min_nodes + job.spares
@@ -94,7 +98,7 @@ def _of_nodes(job: Job, partitions: Sequence[Partition], offer: Offer) -> Iterat
 
 
 def _of_a_node(
-    job: Job, partitions: Sequence[Partition], nodes: Sequence[NodeResources]
+    job: Job, partitions: "Sequence[Partition]", nodes: "Sequence[NodeResources]"
 ) -> Iterator[Concern]:
     cpus, place = max(node.cpus for node in nodes), _names(partitions)
     limits = [partition.limits.max_cpus_per_node or cpus for partition in partitions]
@@ -120,7 +124,7 @@ def _of_a_node(
             )
 
 
-def _names(partitions: Sequence[Partition]) -> str:
+def _names(partitions: "Sequence[Partition]") -> str:
     names = ", ".join(partition.name for partition in partitions)
     return f"partition{'s' if len(partitions) > 1 else ''} {names}"
 
