@@ -32,7 +32,7 @@ from hpcrun.config import (
     with_task_options,
 )
 from hpcrun.errors import UserError
-from hpcrun.folders import shipped
+from hpcrun.folders import shipped, shipped_example
 from hpcrun.job.script.starters import without_wrappers
 from hpcrun.network.nccl.rules import PARTLY_KNOWN, concerns_nccl, settings_of
 from hpcrun.printing import say_aside
@@ -233,6 +233,8 @@ def _source(module: str) -> Path | None:
     for depth in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), search)
         if spec is None:
+            if (example := shipped_example(module)) is not None:
+                return example
             place = "." if depth == 0 else ".".join(parts[:depth])
             raise ValueError(
                 f"there is no module {'.'.join(parts[: depth + 1])} in {place} or on PYTHONPATH; "
