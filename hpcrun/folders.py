@@ -24,6 +24,13 @@ def shipped(name: str) -> Path:
     return installed if installed.exists() else _PACKAGE.parent / name
 
 
+def shipped_example(module: str) -> Path | None:
+    """Return the file of a module such as ``examples.digits``; None if hpcrun has no such example."""
+    package, _, name = module.partition(".")
+    file = shipped("examples") / f"{name}.py"
+    return file if package == "examples" and name.isidentifier() and file.is_file() else None
+
+
 def settings_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return ``~/.config/hpcrun``, or that in ``$XDG_CONFIG_HOME``."""
     return Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "hpcrun"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.pages import code_blocks
+from tests.support.pages import code_blocks, package
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "first-task.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def test_the_pages_program_trains_and_prints_what_the_page_shows(tmp_path: Path)
     (tmp_path / "hpcrun").chmod(0o755)
     environ = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": package(),
     }
     done = subprocess.run(
         ["bash", "-euc", train + look],

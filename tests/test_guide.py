@@ -13,6 +13,7 @@ import pytest
 from hpcrun.config import Config
 from hpcrun.config.schema import known_keys
 from hpcrun.config.tasks.language_model import LanguageModelData
+from tests.support.pages import package
 from tests.support.start_server import prepared
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +41,7 @@ def test_every_command_runs(number: int, folder: Path) -> None:
     environ = os.environ | {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "XDG_CACHE_HOME": str(folder / "cache"),
-        **prepared({"PYTHONPATH": str(ROOT)}),
+        **prepared({"PYTHONPATH": package()}),
     }
     text = COMMANDS[number]
     done = subprocess.run(

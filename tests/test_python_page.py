@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.jobs import PATIENCE
-from tests.support.pages import code_blocks
+from tests.support.pages import code_blocks, package
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "python.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_programs_run_and_print_what_the_page_shows(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "page.py"],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(DOCS.parent)},
+        env=os.environ | {"PYTHONPATH": package()},
         capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,7 +5,6 @@ be controlled even if the checked names and links fail.
 """
 
 import contextlib
-import json
 import os
 import queue
 import re
@@ -17,11 +16,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from hpcrun.nodes.lines import decode, encode, helpers_command
 from hpcrun.slurm.containers import Container
 from hpcrun.slurm.environment import without_rank_requests
 from hpcrun.slurm.notation import STEPS
 
 AGENT = ("-m", "hpcrun.network.agent")
+CHECK = f"{STEPS}check"
+"""The name of the step of a check."""
 _LOST = "srun could not start a task there"
 _LOST_REMEDY = "look at its slurmd, its link and its MTU"
 
@@ -56,7 +58,7 @@ class Processes:
 
     def tell(self, order: Mapping[str, Any]) -> None:
         """Write one line to every process; processes that have ended are skipped."""
-        line = json.dumps(order) + "\n"
+        line = encode(order).decode()
         for process in self._started:
             assert process.stdin is not None
             with contextlib.suppress(OSError, ValueError):
@@ -113,10 +115,8 @@ class Processes:
     def _read_answers(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            with contextlib.suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict):
-                    self._answers.put(found)
+            if (found := decode(line)) is not None:
+                self._answers.put(found)
         self._left -= 1
         if self._left == 0:
             self._answers.put(None)
@@ -240,19 +240,6 @@ def start(begin: Begin, names: Sequence[str], seconds: float) -> Nodes:
     return others
 
 
-def srun_command(nodes: Sequence[str], agent: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Build the step of one task per node; standard input goes to every task, which is srun's default.
-
-    Args:
-        more: further options.
-    """
-    count = str(len(nodes))
-    options = ["--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--overlap"]
-    options += ["--mem=0", "--cpu-bind=none", "--export=ALL", "--nodelist", ",".join(nodes)]
-    options += ["--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"--job-name={STEPS}check"]
-    return ["srun", *options, *more, *agent]
-
-
 def not_launched(words: str, nodes: Sequence[str]) -> dict[str, str]:
     """Return the ``nodes`` on which, according to srun, no task could start, each with srun's reason."""
     failed = re.findall(r"Task launch for \S+ failed on node (\S+?): *(.*)", words)
@@ -268,7 +255,7 @@ def on_slurm(
     box = container or Container()
     agent = [*box.prefix, python or box.python or sys.executable, *AGENT]
     own = {**box.env, **without_rank_requests(os.environ if environ is None else environ)}
-    return lambda names: Processes([(srun_command(names, agent, box.srun_args), own)])
+    return lambda names: Processes([(helpers_command(names, CHECK, agent, box.srun_args), own)])
 
 
 def here(names: Sequence[str]) -> Processes:

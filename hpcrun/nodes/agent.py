@@ -10,7 +10,6 @@ on the connection.
 """
 
 import contextlib
-import errno
 import json
 import os
 import queue
@@ -29,6 +28,7 @@ from hpcrun import slurm
 from hpcrun.descendants import die_with_parent
 from hpcrun.errors import ClusterError
 from hpcrun.nodes.kill_ranks import kill_processes
+from hpcrun.nodes.lines import Connection
 from hpcrun.ranks.addresses import listen
 from hpcrun.ranks.fork_messages import fork_server_command
 from hpcrun.run import memory_keeper
@@ -51,44 +51,6 @@ _PAUSE = 0.5
 _FORK_DELAY = 15.0
 _OUTPUT = 1 << 18
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class Connection:
-    """A socket that carries JSON lines.
-
-    Attributes:
-        most: bytes that a line may have; None: any number.
-    """
-
-    def __init__(self, link: socket.socket, most: int | None = None) -> None:
-        self.link, self.most = link, most
-        self._left = b""
-        self._sending = threading.Lock()
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message; raises OSError, also if the other end does not read for some seconds."""
-        with self._sending:
-            self.link.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Return the complete messages that have arrived; None if the other end is closed.
-
-        Raises:
-            OSError: the connection is broken, or a line is too long.
-        """
-        part = self.link.recv(self.most or 1 << 16)
-        if not part:
-            return None
-        *lines, self._left = (self._left + part).split(b"\n")
-        if self.most is not None and max(map(len, (*lines, self._left))) > self.most:
-            raise OSError(errno.EMSGSIZE, "a line is too long")
-        found = []
-        for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                value = json.loads(line)
-                if isinstance(value, dict):
-                    found.append(value)
-        return found
 
 
 class Programs:

@@ -15,6 +15,7 @@ from hpcrun import slurm
 from hpcrun.errors import ClusterError
 from hpcrun.nodes.agent import FORK_PROGRAM
 from hpcrun.nodes.kill_ranks import end_sruns
+from hpcrun.nodes.lines import helpers_command
 from hpcrun.nodes.spare_probe import PROBE, SpareProbe, probe_command
 from hpcrun.nodes.step_nodes import (
     JobShape,
@@ -50,18 +51,8 @@ _STOP = 3.0
 
 
 def agents_command(nodes: Sequence[str]) -> list[str]:
-    """Build the srun of one agent per node, which shares all resources with the ranks' steps."""
-    count = str(len(nodes))
-    return [
-        "srun",
-        "--overlap",
-        "--no-kill",
-        "--mpi=none",
-        *("--nodes", count, "--ntasks", count, "--ntasks-per-node", "1"),
-        *("--nodelist", ",".join(nodes), "--mem=0", "--cpu-bind=none", "--export=ALL"),
-        *("--kill-on-bad-exit=0", "--wait=0", f"--job-name={AGENTS}"),
-        *(sys.executable, *_AGENT),
-    ]
+    """Build the srun of one agent per node."""
+    return helpers_command(nodes, AGENTS, [sys.executable, *_AGENT], ["--mpi=none"])
 
 
 def begin_agents(nodes: Sequence[str], told: Mapping[str, Any]) -> AgentStep:

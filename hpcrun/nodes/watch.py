@@ -8,7 +8,6 @@ its agent was stopped or killed; Slurm notices the loss of such a node.
 
 import contextlib
 import errno
-import json
 import secrets
 import selectors
 import socket
@@ -20,7 +19,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from hpcrun.nodes.agent import END, Connection
+from hpcrun.nodes.agent import END
+from hpcrun.nodes.lines import Connection, encode
 from hpcrun.ranks.addresses import listen, port_candidates
 
 _TICK = 0.25
@@ -80,7 +80,7 @@ class AgentProcess:
         )
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.write(encode(told))
             self._process.stdin.flush()
 
     def ended(self) -> str | None:

@@ -2,11 +2,14 @@
 
 A gloo group connects every rank with every other rank. In a tree, a collective goes up to rank 0 and its
 result comes down again, so a rank is connected only to its neighbors, and a leader to a few more ranks.
+
+``torch.distributed``'s functions accept only a ``ProcessGroup``, and torch has none that consists of groups.
+So :class:`TreeGroup` is a backend of torch's public registry. docs/decisions/0003-gloo-for-control.md says
+why it makes its small groups itself and does not call ``dist.new_group``.
 """
 
 import functools
 import itertools
-import os
 import queue
 import threading
 from collections import deque
@@ -18,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,19 @@ def levels(rank: int, world_size: int, fan_out: int) -> Iterator[Level]:
         span = wide
 
 
-# Torch's type stubs lack gloo's options and the reduction operators.
-_c10d: Any = _distributed_c10d
+# Torch's type stubs lack the methods of a group, and declare the reduction operators otherwise.
+_dist: Any = dist
 
 
 class Subgroup:
     """One small gloo group of the tree, from one member's side."""
 
-    def __init__(
-        self, store: Any, rank: int, level: Level, timeout: timedelta, devices: list[Any]
-    ) -> None:
+    def __init__(self, store: Any, rank: int, level: Level, timeout: timedelta) -> None:
         self.span = level.span
         self.size = len(level.members)
         self.leads = rank == level.leader
-        options: Any = _c10d.ProcessGroupGloo._Options()
-        options._devices, options._threads, options._timeout = devices, 1, timeout
-        self._group: Any = _c10d.ProcessGroupGloo(
-            store, level.members.index(rank), self.size, options
-        )
+        place = level.members.index(rank)
+        self._group: Any = _dist.ProcessGroupGloo(store, place, self.size, timeout)
 
     def set_timeout(self, limit: timedelta) -> None:
         """Set the timeout of collectives that start from now on."""
@@ -82,19 +79,19 @@ class Subgroup:
     def to_leader(self, value: Tensor) -> list[Tensor]:
         """Gather every member's ``value`` on the leader; return an empty list on the other members."""
         found = [torch.empty_like(value) for _ in range(self.size)] if self.leads else []
-        self._group.gather([found] if self.leads else [], [value], _c10d.GatherOptions()).wait()
+        self._group.gather([found] if self.leads else [], [value], _dist.GatherOptions()).wait()
         return found
 
     def from_leader(self, value: Tensor) -> None:
         """Broadcast the leader's ``value``, in place."""
-        self._group.broadcast([value], _c10d.BroadcastOptions()).wait()
+        self._group.broadcast([value], _dist.BroadcastOptions()).wait()
 
     def dealt(self, block: Tensor, length: int) -> Tensor:
         """Scatter the leader's ``block``; return this member's ``length`` bytes."""
         mine = torch.empty(length, dtype=torch.uint8)
         pieces = list(_fitted(block, self.size * length).chunk(self.size)) if self.leads else []
         given = [pieces] if self.leads else []
-        self._group.scatter([mine], given, _c10d.ScatterOptions()).wait()
+        self._group.scatter([mine], given, _dist.ScatterOptions()).wait()
         return mine
 
 
@@ -102,15 +99,8 @@ def make_parts(
     store: Any, rank: int, size: int, timeout: timedelta, fan_out: int
 ) -> list[Subgroup]:
     """Make the groups of ``rank``, from its neighbors up to the group of rank 0. Collective."""
-    devices = list(_devices())
     return [
-        Subgroup(
-            _c10d.PrefixStore(f"{level.span}/{level.leader}", store),
-            rank,
-            level,
-            timeout,
-            devices,
-        )
+        Subgroup(_dist.PrefixStore(f"{level.span}/{level.leader}", store), rank, level, timeout)
         for level in levels(rank, size, fan_out)
     ]
 
@@ -159,27 +149,17 @@ def _fitted(block: Tensor, length: int) -> Tensor:
     return filled
 
 
-def _devices() -> Iterator[Any]:
-    # One listening socket for all groups of a rank; by default gloo opens one per group.
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
-    if not named:
-        yield _c10d.ProcessGroupGloo.create_default_device()
-        return
-    for interface in named.split(","):
-        yield _c10d.ProcessGroupGloo.create_device(interface=interface)
-
-
 _REMEMBERED = 32
 """Number of latest collectives to keep by name, for the diagnosis of a hang."""
 
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
-    _c10d.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
-    _c10d.ReduceOp.MIN: lambda stacked: stacked.amin(0),
-    _c10d.ReduceOp.MAX: lambda stacked: stacked.amax(0),
+    _dist.ReduceOp.SUM: lambda stacked: stacked.sum(0, dtype=stacked.dtype),
+    _dist.ReduceOp.MIN: lambda stacked: stacked.amin(0),
+    _dist.ReduceOp.MAX: lambda stacked: stacked.amax(0),
 }
 
 
-class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
+class TreeGroup(_dist.ProcessGroup):  # type: ignore[misc]  # its base is Any
     """The collectives that decisions and gathered objects need, on CPU tensors only.
 
     ``torch.distributed``'s functions accept it as ``group``. A thread runs the collectives in the order in
@@ -325,7 +305,7 @@ class TreeGroup(_c10d.ProcessGroup):  # type: ignore[misc]  # its base is Any
 
         def run(parts: list[Subgroup]) -> None:
             value = torch.zeros(1, dtype=torch.uint8)
-            handed_down(parts, reduced(parts, value, _REDUCTIONS[_c10d.ReduceOp.MAX]))
+            handed_down(parts, reduced(parts, value, _REDUCTIONS[_dist.ReduceOp.MAX]))
 
         return self._begin("barrier", run)
 
@@ -420,7 +400,7 @@ def _require_rank_0(opts: Any) -> None:
 
 
 def _reduction(opts: Any) -> Callable[[Tensor], Tensor]:
-    wanted = _c10d.ReduceOp.SUM if opts is None else opts.reduceOp
+    wanted = _dist.ReduceOp.SUM if opts is None else opts.reduceOp
     for kind, reduction in _REDUCTIONS.items():
         if wanted == kind:
             return reduction

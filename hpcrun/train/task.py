@@ -1,12 +1,15 @@
 """Task: the class that a user writes to train a model, if the built-in tasks do not fit."""
 
 import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcrun.config import Config
 from hpcrun.errors import NotTrainable, UserError
+from hpcrun.folders import shipped_example
 from hpcrun.run.endings import place_of
 
 if TYPE_CHECKING:
@@ -178,7 +181,7 @@ def load_task(config: Config) -> Task:
     if not class_name:
         raise UserError(f"task: {config.task}: write it as module:Class")
     try:
-        module = importlib.import_module(module_name)
+        module = _imported(module_name)
     # A script without a main guard may exit, even with code 0, which would look like a finished training.
     except (Exception, SystemExit) as error:
         raise UserError(f"task: {config.task}: importing it raised {_summary(error)}") from error
@@ -201,6 +204,20 @@ def load_task(config: Config) -> Task:
         if callable(own) and not callable(given := getattr(task, name)):
             raise UserError(f"task: {config.task}: {name} is {given!r}; write it as a method")
     return task
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module: of the working folder or ``sys.path``, otherwise of the examples that hpcrun has."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        example = shipped_example(name)
+        if example is None or error.name not in ("examples", name):
+            raise
+    # The examples import each other by this name.
+    package = sys.modules.setdefault("examples", ModuleType("examples"))
+    package.__path__ = [*getattr(package, "__path__", ()), str(example.parent)]
+    return importlib.import_module(name)
 
 
 def _summary(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""A wheel of this checkout, installed into a folder."""
+"""A wheel of this checkout, built from its sdist as a release is, and installed into a folder."""
 
 import shutil
 import subprocess
@@ -10,26 +10,34 @@ _FOLDERS = ("hpcrun", "hydra_plugins", "sbatch", "configs", "examples", "docs", 
 _FILES = ("LICENSE", "MANIFEST.in", "pyproject.toml", "README.md", "setup.py")
 
 
-def _pip(*words: str | Path, cwd: Path) -> None:
-    """Run pip without a network."""
-    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+_BUILD_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+def _python(*words: str | Path, cwd: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pip", *words[:1], *options, *words[1:]],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
+def _pip(command: str, *words: str | Path, cwd: Path) -> None:
+    """Run pip without a network."""
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    _python("-m", "pip", command, *options, *words, cwd=cwd)
+
+
 def installed_wheel(folder: Path) -> Path:
-    """Build a wheel and install it; return the folder with the package, which PYTHONPATH may name."""
+    """Build the sdist, a wheel of it, and install that; return the folder for PYTHONPATH."""
     source = folder / "source"
     for name in _FOLDERS:
         ignore = shutil.ignore_patterns("__pycache__", "pictures")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     for name in _FILES:
         shutil.copy(ROOT / name, source)
-    _pip("wheel", "--no-build-isolation", "-w", folder, ".", cwd=source)
+    _python("-c", _BUILD_SDIST, folder, cwd=source)
     shutil.rmtree(source)
+    (sdist,) = folder.glob("*.tar.gz")
+    _pip("wheel", "--no-build-isolation", "-w", folder, sdist, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     _pip("install", "--target", folder / "installed", wheel, cwd=folder)
     return folder / "installed"

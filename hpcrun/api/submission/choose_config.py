@@ -29,7 +29,7 @@ from hpcrun.config import (
 )
 from hpcrun.config.tasks import BUILTIN, options_for
 from hpcrun.errors import UserError
-from hpcrun.folders import has_profile, has_site, shipped
+from hpcrun.folders import has_profile, has_site, shipped, shipped_example
 from hpcrun.printing import say_aside
 
 _QUICKSTART_TASK = "language-model"
@@ -265,6 +265,8 @@ def _source(module: str) -> Path | None:
     for depth in range(len(parts)):
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), search)
         if spec is None:
+            if (example := shipped_example(module)) is not None:
+                return example
             place = "." if depth == 0 else ".".join(parts[:depth])
             raise ValueError(
                 f"there is no module {'.'.join(parts[: depth + 1])} in {place} or on PYTHONPATH; "
