@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,27 @@ def test_a_run_of_the_version_before_continues(desk: Desk) -> None:
         "node-failure"
     ]
     assert tags(desk.run)[-2:] == ["ended", "prepared"]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_only_an_unprepared_rank_imports_the_policy(desk: Desk, prepared: bool) -> None:
+    if prepared:
+        prepare_attempt(desk.run, FIRST, Budgets(), "slurm")
+    program = (
+        "import sys; from pathlib import Path; from types import SimpleNamespace as Place\n"
+        "from hpcrun.run.attempt import Attempt; from hpcrun.run.directory import RunDirectory\n"
+        "from hpcrun.slurm.own_config import load_own; from hpcrun.worker import open_here\n"
+        "run = RunDirectory(Path(sys.argv[1]))\n"
+        "place = Place(world_size=1, num_nodes=1, launch_method='slurm')\n"
+        "open_here(run, Attempt('7', 0), load_own(run), place)\n"
+        "print('hpcrun.job.policy' in sys.modules)\n"
+    )
+    srun = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(desk.run.path)],
+        env=os.environ | srun, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{not prepared}\n"
+    state = read_events(desk.run)
+    assert tags(desk.run) == [*(["prepared"] if prepared else []), "opened"]
+    assert (state.owner, state.openings[0].executor) == (FIRST, "slurm")
