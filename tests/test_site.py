@@ -11,6 +11,7 @@ import yaml
 
 import hpcrun
 import hpcrun.config
+import hpcrun.ports
 from hpcrun.cli.main import COMMANDS
 from tests.support.jobs import PATIENCE
 

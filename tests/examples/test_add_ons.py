@@ -93,7 +93,7 @@ def test_the_check_decides_about_its_node(environ: dict[str, str], tmp_path: Pat
 def test_unknown_names_are_refused_at_the_submission(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    keys = ["watch.sinks=[cvs]", "restarts.strategies=[once]", "job.node_checks=[scrach]"]
+    keys = ["watch.sinks=[cvs]", "restarts.strategies=[once]", "job.node_checks=[scratsch]"]
     words = ["submit", "--dry-run", "--executor", "local", "job.preflight=true", *keys]
     done = jobs.hpcrun(*words, cwd=tmp_path, env=environ)
     assert done.returncode == 2

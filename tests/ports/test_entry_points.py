@@ -101,9 +101,9 @@ def test_damaged_metadata_costs_no_other_package(site: Path) -> None:
 
 def test_an_unknown_name_has_a_remedy(site: Path) -> None:
     with pytest.raises(
-        UserError, match="lod: no such check of nodes; no installed package has one"
+        UserError, match="loads: no such check of nodes; no installed package has one"
     ):
-        NODE_CHECKS.find("lod")
+        NODE_CHECKS.find("loads")
     with pytest.raises(UserError, match="did you mean wandb"):
         SINKS.find("wanbd")
 
