@@ -113,9 +113,9 @@ def test_a_run_is_submitted_watched_cancelled_and_resumed(site: sshd.Site, proje
     run, there = run_of(site, project, "a"), site.there / "hpcrun" / project.name
     done = site.hpcrun(*submit("a", *HARD), cwd=project)
     assert done.stderr == "hpcrun: not sent (passwords, keys, links to other folders): .env\n"
-    wait_for(
-        lambda: "[" in site.hpcrun("logs", "a", cwd=project).stdout, why="a line of the script"
-    )
+    # A pending run has no log yet.
+    logs = site.words("logs", "a")
+    wait_for(lambda: "[" in site.run(*logs, cwd=project).stdout, why="a line of the script")
     assert str(HARD) in site.hpcrun("logs", "a", cwd=project).stdout
     copied = sorted(path.name for path in (run.code / "001").rglob("*") if path.is_file())
     assert copied == [".gitignore", "part one.py", "train.py"]
