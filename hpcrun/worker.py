@@ -201,7 +201,7 @@ def open_here(
     config: "Config",
     distributed: "DistributedConfig",
 ) -> None:
-    """Open the attempt on rank 0, which first prepares an attempt that nobody has prepared.
+    """Open the attempt on rank 0, which first prepares the attempt if no batch step has.
 
     Raises:
         Occupied: another job has the run, or this job is cancelled.
@@ -212,7 +212,7 @@ def open_here(
     from hpcrun.run.journal.opening import become_owner
     from hpcrun.slurm.placement import scheduler
 
-    # The nodes of the step, not those of the job that this step leaves out.
+    # The nodes of the step, not all those of the job.
     hosts = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     facts = {
         "script": bool(config.command),

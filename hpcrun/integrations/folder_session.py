@@ -1,4 +1,4 @@
-"""Commits and the agreed stop of a training whose checkpoints are those of a framework."""
+"""Commits and the agreed stop of a training with the checkpoints of a framework."""
 
 from dataclasses import replace
 from pathlib import Path

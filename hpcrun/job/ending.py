@@ -75,7 +75,7 @@ def finalize_attempt(
         OSError: the run directory cannot be read or written.
     """
     config = config or load_own(run)
-    # Slurm's answer may take seconds: a request that came meanwhile counts.
+    # Slurm's answer may take seconds: a request that comes in this time counts.
     ending = ending or ending_of(run, attempt, lead=float(config.job.signal_lead))
     state = Journal(run).read()
     _require_owned(run, state, attempt)

@@ -1,4 +1,4 @@
-"""Errors that may concern some nodes only, told by the journal of the run and the records of its ranks."""
+"""Errors that may concern some nodes only, from the journal of the run and the records of its ranks."""
 
 import time
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""The ranks beside their training: placement, signals, agreement, watchdog, control groups."""
+"""The ranks without their training: placement, signals, agreement, watchdog, control groups."""

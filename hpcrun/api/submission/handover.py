@@ -95,7 +95,7 @@ def _prepare_and_send(
     signals: list[signal.Signals],
     sent: SentJobs,
 ) -> None:
-    """Prepare the run directories of ``runs``, of which ``known`` exist, and submit them."""
+    """Prepare the run directories of ``runs`` and submit them; ``known`` exist already."""
     on_slurm = wanted.executor == "slurm"
     arrays = jobs_to_send(wanted, runs, submits=True) if on_slurm else []
     fitted = {one.run.path: job.config for job in arrays if job.array for one in job.runs}

@@ -70,7 +70,7 @@ def written(folder: Path, files: Mapping[str, bytes]) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Remove ``folder``; twice, because the script of a cancelled job may write a file into it meanwhile."""
+    """Remove ``folder``; twice, because the script of a cancelled job may still write a file into it."""
     # The rename frees the name: another submission may take it while this one still removes.
     away = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.new")
     try:
