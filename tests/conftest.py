@@ -26,8 +26,8 @@ _LONGEST = (
     "tools/",
     "cli/test_remote",
     "checkpoint/test_every_crash",
-    "train/test_runs",
-    "train/test_equivalence",
+    "train/runs/test_runs",
+    "train/parallel/test_equivalence",
 )
 
 # The longest slow test cancels 50 jobs, one after the other.

@@ -29,7 +29,7 @@ from hpcrun.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.train.step.trainer import AMPTrainer
 from tests.support.on_ranks import ranks
 from tests.support.pages import code_blocks
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
 

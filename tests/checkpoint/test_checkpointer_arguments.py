@@ -16,7 +16,7 @@ from hpcrun.checkpoint.checkpointer import Checkpointer
 from hpcrun.storage.errors import CheckpointError, CheckpointWarning
 from hpcrun.storage.retention import Retention
 from hpcrun.storage.store import CheckpointStore
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 ITSELF = []
 ITSELF.append(ITSELF)

@@ -28,7 +28,7 @@ from hpcrun.storage.store import CheckpointStore
 from hpcrun.train.model.initial_weights import load_initial_weights
 from tests.support.kills import killed_at_each_step
 from tests.support.on_ranks import ranks
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from hpcrun.storage.disk import FileSystem
 from hpcrun.storage.index import INDEX, decode
 from hpcrun.storage.store import CheckpointStore
 from tests.support.on_ranks import agreed, gathered, ranks
-from tests.train.nccl_rules import Rules
+from tests.support.training.nccl_rules import Rules
 
 LARGE = 100_000
 """Bytes: reads of tensors in these scenarios are longer, all other reads are shorter."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.on_ranks import forked
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE
 from hpcrun.ranks.collective import StopAgreement
 from hpcrun.ranks.signals import STOP, StopFlag, StopReason
 from tests.support.on_ranks import forked, ranks
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 from . import loops
 

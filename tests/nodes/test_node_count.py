@@ -5,7 +5,7 @@ import pytest
 from hpcrun.job.srun import launch_config
 from hpcrun.nodes.step_nodes import count_options, nodes_for_step
 from hpcrun.run.directory import create
-from tests.train.runs import config_text
+from tests.support.training.runs import config_text
 
 
 @pytest.mark.parametrize(

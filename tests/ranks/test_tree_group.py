@@ -24,7 +24,7 @@ from hpcrun.ranks.tree_group import TreeGroup, levels
 from hpcrun.train.health import hang_diagnosis
 from hpcrun.train.parallel import process_group
 from tests.support.on_ranks import forked, ranks
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 LIMIT = timedelta(seconds=120)
 

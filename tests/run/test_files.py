@@ -27,7 +27,7 @@ from hpcrun.run.streams import copied_to
 from hpcrun.train.failures import fail
 from hpcrun.train.position import Position
 from tests.support.kills import killed_at_each_step
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 
 def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcrun.drafts import process_space
 from hpcrun.run.directory import RunDirectory, RunError, create
 from hpcrun.run.record import SubmissionLock
 from tests.support.kills import killed_at_each_step
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 
 def test_two_submissions_of_one_run_exclude_each_other(tmp_path: Path) -> None:

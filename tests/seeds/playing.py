@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.jobs import PATIENCE
 from tests.support.ports import free_port
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 PROGRAMS = Path(__file__).with_name("programs")
 

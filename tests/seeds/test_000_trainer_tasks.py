@@ -16,7 +16,7 @@ from hpcrun import AMPConfig, AMPTrainer, DistributedAMPTrainer, DistributedConf
 from hpcrun.errors import ClusterError
 from tests.support.on_ranks import agreed, forked, gathered, ranks
 from tests.support.ports import free_port
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 
 class Model(nn.Module):

@@ -18,7 +18,7 @@ from tests.seeds.playing import PROGRAMS, loss_of, output, play, start
 from tests.support import jobs
 from tests.support.on_ranks import agreed, forked, gathered, ranks
 from tests.support.ports import free_port
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 TRAIN = str(PROGRAMS / "train.py")
 TORCHRUN = ("-m", "torch.distributed.run")

@@ -17,14 +17,14 @@ A distributed test keeps its scenario and its assertions in one function::
 - A failed test shows pytest's report of the rank that failed first, and one line for each other rank.
 - A rank that does not end within ``limit`` seconds is killed; the report shows its stack.
 - After a rank has failed, the other ranks have a few seconds until they are killed.
-- Collectives of the default group must follow NCCL's rules (``tests/train/nccl_rules.py``), also those of
-  ``fork_ranks``.
+- Collectives of the default group must follow NCCL's rules (``tests/support/training/nccl_rules.py``), also
+  those of ``fork_ranks``.
 - ``@ranks(4, 2)`` runs the function on four ranks, and then on two new ranks with the same ``tmp_path``: the
   function asks ``world_size``, or ``phase`` (0, 1, ...), what to do.
 - Parameters may choose the number of ranks: ``pytest.param(2, marks=ranks(2))``.
 
 A test of whole processes, with their exit codes, has ``@forked`` instead: the function runs in a process with
-torch and without threads, and forks the processes itself (``tests/train/forks.py``)::
+torch and without threads, and forks the processes itself (``tests/support/training/forks.py``)::
 
     @forked
     def test_a_rank_that_raises_ends_the_run(tmp_path):

@@ -34,7 +34,7 @@ from _pytest.runner import runtestprotocol
 
 from hpcrun.config import resolve
 from tests.support import debugger
-from tests.train.nccl_rules import Rules, nccl_rules
+from tests.support.training.nccl_rules import Rules, nccl_rules
 
 resolve([])  # the config's engine makes the validators at the first use, else in each rank.
 

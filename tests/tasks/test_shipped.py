@@ -21,8 +21,8 @@ from hpcrun.run.directory import RunDirectory, create
 from hpcrun.run.files import read_json, read_lines
 from hpcrun.tasks import language_model
 from tests.support.on_ranks import forked
-from tests.train.forks import fork_ranks
-from tests.train.runs import play_rank
+from tests.support.training.forks import fork_ranks
+from tests.support.training.runs import play_rank
 
 # Modules that every rank would import after the fork.
 IMPORTED_ONCE = (classifier, language_model)

@@ -14,11 +14,16 @@ from hpcrun.train.validation import EarlyStopping
 from hpcrun.worker import run_rank
 from tests.support.journal import read_events
 from tests.support.on_ranks import forked
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 # The task's validation losses are 5, 3, 1, 4, 2, 6.
 SETTINGS = [
-    *("task=tests.train.faulty_tasks:Judged", "job.gpus=1", "job.cpu=true", "train.batch_size=8"),
+    *(
+        "task=tests.support.training.faulty_tasks:Judged",
+        "job.gpus=1",
+        "job.cpu=true",
+        "train.batch_size=8",
+    ),
     *("train.steps=40", "train.validate_every=2", "train.patience=2", "train.ema=0.5"),
     *("checkpoint.every=3", "checkpoint.keep=1", "checkpoint.keep_best=1", "train.log_every=4"),
 ]
@@ -116,7 +121,7 @@ def test_an_interrupted_run_also_finishes_early_with_its_best_step(make, tmp_pat
 
 @forked
 def test_patience_without_a_validation_set_is_refused(make, tmp_path):
-    run = make("blind", "task=tests.train.faulty_tasks:Regression")
+    run = make("blind", "task=tests.support.training.faulty_tasks:Regression")
     assert attempt(run, tmp_path / "logs") == exit_codes.BAD_INPUT
     said = (tmp_path / "logs" / "0" / "rank-0.log").read_text()
     assert "hpcrun: train.patience: Regression has no validation set; add one" in said

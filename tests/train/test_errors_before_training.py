@@ -31,7 +31,7 @@ from hpcrun.run.journal.opening import note_refusal
 from hpcrun.storage.errors import ReadFailure
 from hpcrun.worker import run_attempt, run_rank
 from tests.support.journal import read_events, record_event
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 
 def no_such(path: str) -> OSError:
@@ -131,7 +131,11 @@ def test_the_event_of_a_refusal_says_which_node_refuses(
 
 
 CONFIG = resolve(
-    [override_layer(["task=tests.train.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"])]
+    [
+        override_layer(
+            ["task=tests.support.training.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"]
+        )
+    ]
 )
 MISSING = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/data/train.pt")
 UNFIT = NodeUnfit("n5: Slurm gave this job 4 GPU(s) here, and none is visible")

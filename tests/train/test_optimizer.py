@@ -16,7 +16,7 @@ from hpcrun.train.optimizer import (
     optimizer_of,
 )
 from hpcrun.train.step.trainer import AMPTrainer
-from tests.train.small_training import config
+from tests.support.training.small_training import config
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from hpcrun.worker import run_rank
 from tests.checkpoint import faults
 from tests.checkpoint.test_quarantine import flip
 from tests.support.journal import read_events, record_event
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 COMMON = [
-    *("task=tests.train.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"),
+    *("task=tests.support.training.faulty_tasks:Graded", "job.gpus=1", "job.cpu=true"),
     *("train.steps=12", "train.batch_size=8", "train.validate_every=2", "optim.warmup_steps=2"),
 ]
 

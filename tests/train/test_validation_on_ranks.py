@@ -10,8 +10,8 @@ from torch import nn
 
 from hpcrun.train.validation import ValidationData, validate
 from tests.support.on_ranks import agreed, gathered, ranks
-from tests.train import parallelism
-from tests.train.small_training import Pairs, batches, digest, loss, make_trainer, noisy
+from tests.support.training import parallelism
+from tests.support.training.small_training import Pairs, batches, digest, loss, make_trainer, noisy
 
 
 class Mean:

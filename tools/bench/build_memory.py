@@ -36,7 +36,7 @@ from hpcrun.train.parallel.process_group import control_ranks
 from hpcrun.train.setup import make_model
 from hpcrun.train.step.trainer import DistributedAMPTrainer
 from hpcrun.train.task import Task
-from tests.train.forks import fork_ranks
+from tests.support.training.forks import fork_ranks
 
 _MIB = 1 << 20
 

@@ -22,7 +22,7 @@ class Fault:
 
 LATE = ("tests/devices/test_late_device.py",)
 FAKE = ("tests/devices/test_fake_gpus.py", "-k", "each_pair and single")
-START = ("tests/train/test_gpu_runs.py",)
+START = ("tests/train/runs/test_gpu_runs.py",)
 
 FAULTS = (
     # Steps
@@ -53,13 +53,13 @@ FAULTS = (
         "fused optimizers of other libraries decide on the GPU",
         "train/step/gate.py",
         (('type(optimizer).__module__.startswith("torch.optim.")', "True"),),
-        ("tests/train/test_precision.py", "-k", "foreign_optimizer"),
+        ("tests/train/step/test_precision.py", "-k", "foreign_optimizer"),
     ),
     Fault(
         "fused SGD decides on the GPU before its momentum exists",
         "train/step/gate.py",
         ((" and _started(optimizer)", ""),),
-        ("tests/train/test_precision.py", "-k", "first_gradient"),
+        ("tests/train/step/test_precision.py", "-k", "first_gradient"),
     ),
     Fault(
         "the flag for gradients that are not finite is on the CPU",
@@ -106,13 +106,13 @@ FAULTS = (
         "a loss stays in the memory of a CUDA graph",
         "train/step/amp_trainer.py",
         (("if self._replays_graphs:", "if False:"),),
-        ("tests/train/test_trainer.py", "-k", "cuda_graph"),
+        ("tests/train/step/test_trainer.py", "-k", "cuda_graph"),
     ),
     Fault(
         "several micro-batches are compiled with CUDA graphs",
         "train/build.py",
         (("if parts == 1 or", "if parts or"),),
-        ("tests/train/test_trainer.py", "-k", "cuda_graphs"),
+        ("tests/train/step/test_trainer.py", "-k", "cuda_graphs"),
     ),
     Fault(
         "autocast is for the CPU only",
@@ -124,7 +124,7 @@ FAULTS = (
         "fp32 convolutions use TensorFloat-32",
         "devices/vendor.py",
         (("torch.backends.cudnn.allow_tf32 = False", "pass"),),
-        ("tests/train/test_precision.py", "-k", "fp32_is_fp32"),
+        ("tests/train/step/test_precision.py", "-k", "fp32_is_fp32"),
     ),
     # Loop
     Fault(
@@ -221,7 +221,7 @@ FAULTS = (
                 "    for group in mesh.get_all_groups()[:1]:\n",
             ),
         ),
-        ("tests/train/test_parallel.py", "-k", "hybrid_mesh"),
+        ("tests/train/parallel/test_parallel.py", "-k", "hybrid_mesh"),
     ),
     Fault(
         "NCCL's timeout is not raised",
@@ -232,7 +232,7 @@ FAULTS = (
                 'for group in waiting for device in group._device_types if device.type == "cpu"]',
             ),
         ),
-        ("tests/train/test_watchdog.py", "-k", "all_groups"),
+        ("tests/train/health/test_watchdog.py", "-k", "all_groups"),
     ),
     Fault(
         "the last barrier uses the group of the GPUs",
@@ -258,7 +258,7 @@ FAULTS = (
                 "dist.broadcast(value, src=0)",
             ),
         ),
-        ("tests/train/test_nccl_rules.py", "-k", "any_tensor"),
+        ("tests/train/parallel/test_nccl_rules.py", "-k", "any_tensor"),
     ),
     # Memory and checkpoints
     Fault(
