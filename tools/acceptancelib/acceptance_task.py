@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from hpcrun.config.tasks.language_model import LanguageModelShape
+from hpcrun.run.attempt import IN_PLACE
 from hpcrun.tasks.llama import Llama
 from hpcrun.train.task import Task
 
@@ -54,7 +55,8 @@ class Disturbed(Task):
         attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         if rank == 0 and attempt == 0 and self.step == plan.get("warn_at"):
             os.kill(os.getpid(), signal.SIGUSR2)
-        if rank == 0 and attempt == 1 and self.step == plan.get("kill_at"):
+        again = int(os.environ.get(IN_PLACE) or 0)
+        if rank == 0 and (attempt, again) == (1, 0) and self.step == plan.get("kill_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == int(os.environ["WORLD_SIZE"]) - 1 and self.step == plan.get("raise_at"):
             Path(str(plan["raised"])).write_text(repr(time.time()))
