@@ -36,6 +36,19 @@ def references() -> list[tuple[str, str, str | None]]:
     ]
 
 
+def test_a_walk_names_at_most_eight_files() -> None:
+    walks = re.split(r"^## ", code(ROOT / "docs" / "architecture.md"), flags=re.M)
+    files = {
+        walk.partition("\n")[0]: {
+            path for path, _ in REFERENCE.findall(walk) if path.endswith(".py")
+        }
+        for walk in walks
+        if walk.startswith("Walk ")
+    }
+    assert len(files) == 9
+    assert {walk: len(found) for walk, found in files.items() if len(found) > 8} == {}
+
+
 @functools.cache
 def names_in(path: str) -> set[str]:
     """Return the names that a module defines: ``function``, ``CONSTANT``, ``Class``, ``Class.method``."""
