@@ -19,3 +19,10 @@ def test_every_built_in_name_leads_to_a_task(short: str):
 
 def test_a_users_task_has_no_options_of_ours():
     assert options_for("my_package.my_module:MyTask") is None
+
+
+def test_an_older_copy_of_an_example_finds_its_names() -> None:
+    from hpcrun.tasks.options import BYTES, LanguageModelShape, splits_over_heads
+
+    assert BYTES == 256
+    assert splits_over_heads.__module__ == LanguageModelShape.__module__
