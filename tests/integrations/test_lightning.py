@@ -37,7 +37,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
             pytest.param(kind, marks=ranks(2, 2, 2, 2))
             for kind in ("workers", "accumulation", "gan", "sharded")
         ),
-        pytest.param("three ranks", marks=ranks(3, 3, 3, 3)),
+        pytest.param("three ranks", marks=[pytest.mark.slow, ranks(3, 3, 3, 3)]),
     ],
 )
 def test_two_stops_in_an_epoch_leave_the_bits_as_undisturbed(

@@ -59,7 +59,7 @@ def test_every_collective_is_measured_and_right(crew: TuneNodes) -> None:
     [
         ({"GLOO_SOCKET_IFNAME": "nothing0"}, SHORT, "nothing0"),
         pytest.param({}, replace(SHORT, backend="nothing"), "nothing", marks=pytest.mark.slow),
-        ({}, replace(SHORT, patience=0.001), "no end in time"),
+        pytest.param({}, replace(SHORT, patience=0.001), "no end in time", marks=pytest.mark.slow),
     ],
 )
 def test_a_setting_that_fails_affects_no_later_trial(

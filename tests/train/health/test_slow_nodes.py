@@ -146,8 +146,8 @@ BUSY = ("data.workers=0", "train.validate_every=0")
     ("parallel", "where", "slow"),
     [
         ("ddp", "loss", 1),
-        ("ddp", "data", 0),
-        ("fsdp", "block", 1),
+        pytest.param("ddp", "data", 0, marks=pytest.mark.slow),
+        pytest.param("fsdp", "block", 1, marks=pytest.mark.slow),
         ("fsdp", "data", 0),
     ],
 )
