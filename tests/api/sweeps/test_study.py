@@ -160,6 +160,7 @@ def test_a_killed_search_has_each_trial_once(
     assert "is a search; continue it as before, or choose another --name" in more.stderr
 
 
+@pytest.mark.slow
 def test_the_same_command_continues_a_cancelled_trial(tmp_path: Path) -> None:
     # Optuna may choose the same values twice.
     prepare(tmp_path, ["good", "good", "good"], factor=1.0)

@@ -99,6 +99,8 @@ def test_ranks_of_mp_spawn_join_by_a_config(tmp_path: Path, free_port: int) -> N
     assert (done.returncode, done.stdout) == (0, "spawned\n"), done.stderr
 
 
+# CI does the same on two hosts: tests/tools/test_multinode.py.
+@pytest.mark.slow
 def test_the_torchrun_tool_is_interrupted_and_continued(
     tmp_path: Path, trained: dict[str, str]
 ) -> None:
