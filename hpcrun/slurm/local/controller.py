@@ -129,6 +129,26 @@ class LocalAttempt:
         self.warned = self._setting_up = False
         self.tasks: list[_Task] = []
 
+    def may_begin(self) -> bool:
+        """Run ``before`` of the request; return False if the attempt may not begin.
+
+        A cancellation and the time limit end a program that hangs; they then end the tasks too.
+        """
+        if not self._request.before:
+            return True
+        process = subprocess.Popen(
+            self._request.before,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
+        while process.poll() is None:
+            if self._orders.cancel or (self._end is not None and time.time() >= self._end):
+                process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TICK)
+        return process.returncode != BAD_INPUT
+
     def stages(self) -> Iterator[str]:
         """Start the tasks of each stage in turn and yield its name; raises OSError if one cannot start."""
         request, per_node = self._request, self._request.tasks_per_node
@@ -332,10 +352,8 @@ def _time_left(request: JobRequest, end: float | None) -> bool:
 def _ran(request: JobRequest, attempt: LocalAttempt, restart: int) -> tuple[int, str | None]:
     """Set up the nodes, check them, and run the tasks; return the result of :meth:`LocalAttempt.wait`."""
     code, word = 0, None
-    if request.before:
-        opened = subprocess.run(request.before, env=attempt.environ, check=False)
-        if opened.returncode == BAD_INPUT:
-            return BAD_INPUT, None
+    if not attempt.may_begin():
+        return BAD_INPUT, None
     for stage in attempt.stages():
         tell(request, "RUNNING", restart, [task.process.pid for task in attempt.tasks])
         say(f"restart {restart}: {stage}: {len(attempt.tasks)} processes started")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hpcrun.config import file_layer, flag_layer, resolve
@@ -126,6 +127,15 @@ def test_a_node_that_cannot_be_set_up_is_named(submit: Submit) -> None:
     assert "/nonexistent/place" in told
     assert "hpcrun: node_setup failed on local1 with exit code 1" in told
     assert not list(folder.glob("rank-*.log"))
+
+
+def test_a_cancellation_ends_a_start_that_hangs(submit: Submit, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    job = submit(say_which, before=["bash", "-c", f"echo $$ > {begun}; exec sleep 1000"])
+    jobs.wait_for(lambda: begun.exists() and begun.read_text().endswith("\n"), why="the start")
+    job.send(job_files.CANCEL)
+    job.wait_for("CANCELLED")
+    assert not psutil.pid_exists(int(begun.read_text()))
 
 
 def test_a_failed_task_ends_the_others_with_its_code(submit: Submit) -> None:
