@@ -342,7 +342,7 @@ class Section(BaseModel):
         pydantic.ValidationError: a key is unknown, or a value is wrong.
     """
 
-    # Only a section that is used alone needs a validator of its own.
+    # Only a section that is used without a config needs its own validator.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 

@@ -1,4 +1,4 @@
-"""Refuse a start from step 0 of a run that has trained and whose checkpoints are gone.
+"""Refuse a start from step 0 of a run that has trained and has lost its checkpoints.
 
 Such a start would discard the training so far without a message.
 """

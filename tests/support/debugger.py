@@ -3,7 +3,7 @@
     HPCRUN_TEST_DEBUG=1 python -m pytest -n 0 --timeout 0 tests/checkpoint/test_elastic.py -k two
 
 ``breakpoint()`` opens the debugger on that rank too, and does nothing on the other ranks. The limit of the
-test stands still meanwhile, and the other ranks wait.
+test does not count this time, and the other ranks wait.
 """
 
 import os

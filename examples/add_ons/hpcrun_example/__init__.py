@@ -1,1 +1,1 @@
-"""One add-on of each kind, each in a file of its own."""
+"""One add-on of each kind, each in its own file."""

@@ -1,4 +1,4 @@
-"""Strategies of other packages in the batch step: each start, and a cancellation meanwhile."""
+"""Strategies of other packages in the batch step: each start, and a cancellation during the answer."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ exit 1
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    """A run with a strategy, whose first attempt has crashed within a minute of its start."""
+    """A run with a strategy. Its first attempt has crashed within a minute of its start."""
     points = {"hpcrun.strategies": {"chosen": "of_a_site:chosen"}}
     install(tmp_path / "site", "of-a-site", points, of_a_site=TEXT)
     desk = Desk(tmp_path, restarts={"strategies": ["chosen"], "crash": 1})
