@@ -380,6 +380,7 @@ def _import_torch() -> None:
 
 def _import_commands() -> None:
     import hpcrun.cli.commands.batch
+    import hpcrun.cli.commands.finalize
     import hpcrun.cli.commands.status
     import hpcrun.cli.commands.submit  # noqa: F401
 

@@ -28,6 +28,9 @@ def kind_of(words):
         return None
     while words[:1] in (["-u"], ["-B"]):
         words = words[1:]
+    if words[:2] == ["-m", "hpcrun.job.opening"] or words[:3] == ["-m", "hpcrun", "finalize"]:
+        # The controller of the local cluster runs both around each attempt.
+        return "commands"
     if words[:2] == ["-m", "hpcrun"]:
         # Only where the caller needs no process group: a key on a terminal reaches a whole group.
         return "commands" if os.environ.get("HPCRUN_TEST_COMMANDS") else None
